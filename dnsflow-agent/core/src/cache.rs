@@ -1,6 +1,6 @@
 //! What each pod was told: addresses, the names that lead to them, until when, and the limits.
 //!
-//! [`Cache`] composes owners, each of which keeps an invariant: the entries of a port with their names (`entries.rs`),
+//! `Cache` composes owners, each of which keeps an invariant: the entries of a port with their names (`entries.rs`),
 //! all ports (`ports.rs`), candidates for eviction (`candidates.rs`), the names that have ended (`ended.rs`), when entries
 //! are looked at (`due.rs`), the next reading of counters (`counter_reading.rs`), and what an earlier run has left
 //! (`earlier_run.rs`).
@@ -66,6 +66,8 @@ pub(crate) struct Cache {
     due: Due,
     /// With groups, the addresses that a load balancer leads to.
     backends: BTreeSet<Key>,
+    /// The addresses whose marks end when the switch has the flows that replace them.
+    ending: BTreeSet<Key>,
     /// The ports that were told names before it was known whether a rule mentions the names, with the number of their
     /// answers that were deferred.
     unjudged: BTreeMap<PortId, usize>,
@@ -136,6 +138,7 @@ impl Cache {
             ports: CachedPorts::default(),
             due: Due::default(),
             backends: BTreeSet::new(),
+            ending: BTreeSet::new(),
             unjudged: BTreeMap::new(),
             earlier: EarlierRun::default(),
             cut: BTreeMap::new(),

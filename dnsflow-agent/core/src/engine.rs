@@ -32,7 +32,7 @@ use crate::{
         fragments::FragmentEvent,
         tcp::TcpEvent,
     },
-    installed::Batch,
+    installed::{Batch, Expected},
     io::{
         counters::Counters,
         input::{BatchError, FlowReply, Frame, MarkRefused},
@@ -654,8 +654,8 @@ impl Engine {
         let (mut access, switch, out) = self.access();
         access.take_out_refused(&mut reading, out);
         let waiting = |src, dst| switch.waiting_between(src, dst);
-        let most = access.changes_at_most(&reading, waiting);
-        let mut batch = switch.begin_openings(asker, most, now);
+        let expected = access.expected(&reading, waiting);
+        let mut batch = switch.begin_openings(asker, expected, now);
         let outcome = access.apply(&reading, &mut batch, out);
         let matched = outcome.matched;
         let changes = batch.added();
@@ -745,7 +745,11 @@ impl Engine {
     /// those of an answer.
     fn open_by_flows(&mut self, port: PortId, addresses: Vec<IpAddr>, now: Timestamp) {
         let (mut access, switch, out) = self.access();
-        let mut batch = switch.begin_openings(port, usize::MAX, now);
+        let expected = Expected {
+            most: usize::MAX,
+            denies: false,
+        };
+        let mut batch = switch.begin_openings(port, expected, now);
         for address in addresses {
             let before = batch.cost();
             access.mark_refused(port, address, &mut batch);

@@ -16,11 +16,11 @@ use crate::{
     values::{
         flow::{Cookie, FlowBody, FlowKey},
         ids::PortId,
-        limits::COUNTERS_DELAY_MAX,
+        limits::{COUNTERS_DELAY_MAX, GROUP_LATE},
     },
 };
 
-pub(crate) use batch::{Batch, Written};
+pub(crate) use batch::{Batch, Expected, Written};
 pub(crate) use flows::Flows;
 pub(crate) use groups::{GroupId, Groups};
 
@@ -58,6 +58,8 @@ pub(crate) struct Marked {
     is_counted: bool,
     /// The last reading that has found the mark.
     found_in: u32,
+    /// If the address has flows by other rules by now: the end of the mark, although the switch has not taken them.
+    ends_at: Option<Timestamp>,
 }
 
 /// A reading of all marks: a part of a comparison.
@@ -223,6 +225,9 @@ impl Installed {
         let Some(marked) = self.marked() else {
             return written(self.own());
         };
+        if marked.ends_at.is_some() {
+            return written(self.own());
+        }
         if groups.is_in_force(marked.group) {
             return Written::Before;
         }
@@ -304,6 +309,7 @@ impl Installed {
                 (Enforced::by_mark(count), Some(marked))
             }
             (Some(mut marked), Some(group)) => {
+                marked.ends_at = None;
                 let before = std::mem::replace(&mut marked.group, group);
                 groups.release(before, address, now);
                 marked.set(place, groups, batch);
@@ -313,15 +319,21 @@ impl Installed {
                 }
                 (Enforced::by_mark(count), Some(marked))
             }
-            (Some(marked), None) => {
-                marked.remove(place, groups, batch);
+            (Some(mut marked), None) => {
                 let wanted = of_address(wanted);
                 let enforced = flows.enforce(address.into(), wanted, adopted, batch);
                 let enforced = Enforced {
                     changed: true,
                     ..enforced
                 };
-                (enforced, None)
+                // What a rule denies closes at once, and so does what no rule opens.
+                let stays = marked.until.is_some() && !flows.is_empty() && !is_denied;
+                if stays {
+                    marked.ends_at.get_or_insert(now + GROUP_LATE);
+                } else {
+                    marked.remove(place, groups, batch);
+                }
+                (enforced, Some(marked).filter(|_| stays))
             }
         };
         *self = Self::of_parts(flows, marked);
@@ -408,18 +420,52 @@ impl Installed {
         let now = batch.now();
         let is_over = match self {
             Self::Flows(_) | Self::Marked(_) => false,
-            Self::Replaced(replaced) => replaced.flows.are_all_seen(comparison),
+            Self::Replaced(replaced) => {
+                let is_late = replaced.marked.ends_at.is_some_and(|end| end <= now);
+                is_late || replaced.flows.are_all_seen(comparison)
+            }
         };
         if is_over {
-            let (mut flows, marked) = std::mem::take(self).into_parts();
-            if let Some(marked) = marked {
-                marked.remove(place, groups, batch);
-            }
-            // So far, packets may have passed by the mark.
-            flows.count_anew(now);
-            *self = Self::Flows(flows);
+            self.end_mark(place, groups, batch);
         }
         is_over
+    }
+
+    /// Removes a mark by former rules, once the switch has confirmed the batch with the flows that replace it. Returns
+    /// whether it has.
+    pub(crate) fn confirmed(
+        &mut self,
+        place: Place,
+        written_in: BatchId,
+        groups: &mut Groups,
+        batch: &mut Batch,
+    ) -> bool {
+        let is_over = match self {
+            Self::Flows(_) | Self::Marked(_) => false,
+            Self::Replaced(replaced) => {
+                let flows = &replaced.flows;
+                flows.written == Written::In(written_in) && !flows.is_lost()
+            }
+        };
+        if is_over && self.is_ending() {
+            self.end_mark(place, groups, batch);
+        }
+        is_over
+    }
+
+    /// Whether the address has a mark by former rules, and flows that replace it.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.marked().is_some_and(|marked| marked.ends_at.is_some())
+    }
+
+    fn end_mark(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
+        let (mut flows, marked) = std::mem::take(self).into_parts();
+        if let Some(marked) = marked {
+            marked.remove(place, groups, batch);
+        }
+        // So far, packets may have passed by the mark.
+        flows.count_anew(batch.now());
+        *self = Self::Flows(flows);
     }
 
     /// Records what the kernel has for the address; `None` if it should have no mark.
@@ -579,6 +625,7 @@ impl Marked {
             is_used: false,
             is_counted: false,
             found_in: 0,
+            ends_at: None,
         }
     }
 

@@ -26,7 +26,7 @@ use std::{
 use crate::{
     Command, Timestamp,
     access::Access,
-    installed::{Batch, Written},
+    installed::{Batch, Expected, Written},
     io::{
         input::{BatchError, BatchId, CookieCount},
         output::Output,
@@ -311,20 +311,27 @@ impl Switch {
 
     /// Takes the batch of this turn's openings, or makes it; to be handed back by [`Switch::open`].
     /// The batch is sent as soon as there is a connection. A pod that has too many changes under way has
-    /// a batch of its own, which waits, and so has an answer that may change `most` flows if these are too many.
-    pub(crate) fn begin_openings(&mut self, asker: PortId, most: usize, now: Timestamp) -> Batch {
+    /// a batch of its own, which waits, and so has an answer that may change too many flows.
+    pub(crate) fn begin_openings(
+        &mut self,
+        asker: PortId,
+        expected: Expected,
+        now: Timestamp,
+    ) -> Batch {
         let is_up = self.is_up();
         let shared = match &mut self.openings {
             _ if self.waiting.is_full(asker) => {
                 let last = self.waiting.last_with_room(asker);
+                let last = last.filter(|_| !expected.denies);
                 last.map(|last| self.batch_of(Written::In(last), now))
             }
-            _ if is_up && most > CHANGES_UNDER_WAY_MAX => None,
+            _ if is_up && expected.most > CHANGES_UNDER_WAY_MAX => None,
             Some(openings) => Some(openings.batch.take()),
             None => None,
         };
         let mut batch = shared.unwrap_or_else(|| self.batch(is_up, now));
         batch.at = now;
+        batch.denies = expected.denies;
         batch.before = batch.len();
         batch.comparisons = self.comparison.ended;
         batch
@@ -351,6 +358,7 @@ impl Switch {
             },
             at: now,
             comparisons: self.comparison.ended,
+            denies: false,
             ends_gap: false,
             changes: Vec::new(),
             before: 0,

@@ -12,7 +12,7 @@ use crate::{
     Timestamp,
     cache::Resolution,
     dns::{Answer, Response, answers},
-    installed::{Batch, Written},
+    installed::{Batch, Expected, Written},
     io::output::Output,
     policy::{
         Mention,
@@ -212,12 +212,12 @@ impl Access<'_> {
         }
     }
 
-    /// How many flows an answer may change; `waiting` gives how many changes wait between a pod's address and another.
-    pub(crate) fn changes_at_most(
+    /// How much an answer may change; `waiting` gives how many changes wait between a pod's address and another.
+    pub(crate) fn expected(
         &self,
         reading: &ReadAnswer,
         waiting: impl Fn(IpAddr, IpAddr) -> usize,
-    ) -> usize {
+    ) -> Expected {
         let addresses = reading.if_denied();
         let of_recipient = |recipient: &Recipient| {
             let row = &self.ports.get(recipient.port)?.row;
@@ -240,7 +240,10 @@ impl Access<'_> {
                 .removed_at_most(recipient.port, name, addresses.len());
             Some(planned + room)
         };
-        reading.recipients.0.iter().filter_map(of_recipient).sum()
+        Expected {
+            most: reading.recipients.0.iter().filter_map(of_recipient).sum(),
+            denies: reading.recipients.any_denies(),
+        }
     }
 
     /// Applies an answer to its recipients.

@@ -20,17 +20,21 @@ impl Cache {
         batch: &mut Batch,
     ) -> Enforced {
         let groups = &mut self.groups;
-        let (enforced, has_adopted) = self.ports.enforce((port, address), |entry, place| {
-            let adopted = entry.adopted.as_ref();
-            let in_switch = adopted.filter(|adopted| adopted.in_switch);
-            let wanted = Wanted {
-                plan,
-                adopted: in_switch.map(|adopted| &adopted.flows),
-            };
-            let enforced = entry.installed.enforce(place, wanted, groups, batch);
-            (enforced, adopted.is_some())
-        });
+        let (enforced, has_adopted, is_ending) =
+            self.ports.enforce((port, address), |entry, place| {
+                let adopted = entry.adopted.as_ref();
+                let in_switch = adopted.filter(|adopted| adopted.in_switch);
+                let wanted = Wanted {
+                    plan,
+                    adopted: in_switch.map(|adopted| &adopted.flows),
+                };
+                let enforced = entry.installed.enforce(place, wanted, groups, batch);
+                (enforced, adopted.is_some(), entry.installed.is_ending())
+            });
         self.note_unplanned(port, address, false);
+        if is_ending {
+            self.ending.insert((port, address));
+        }
         self.version += u64::from(enforced.changed);
         if has_adopted {
             self.forget_unruled((port, address));
@@ -137,7 +141,8 @@ impl Cache {
         address: IpAddr,
         entry: &'a Entry,
     ) -> Option<(Target, &'a Flows)> {
-        match entry.installed.group() {
+        let group = entry.installed.group();
+        match group.filter(|_| !entry.installed.is_ending()) {
             None => Some((address.into(), entry.installed.own()?)),
             Some(id) => Some((self.groups.target(id)?, self.groups.flows(id)?)),
         }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::{
     Timestamp,
     cache::{Cache, entries::Entry, ports::Key},
-    installed::{Batch, Installed, ReadMark, Reading},
+    installed::{Batch, Groups, Installed, Place, ReadMark, Reading},
     io::input::{BatchId, MarkFound},
     values::{
         flow::FlowKey,
@@ -45,6 +45,9 @@ impl Cache {
     ) {
         let marked = self.groups.written(written_in, is_foreign);
         self.mark(marked, batch);
+        self.end_marks(batch, |installed, place, groups, batch| {
+            installed.confirmed(place, written_in, groups, batch)
+        });
     }
 
     /// A comparison has ended, likewise. Addresses that a load balancer leads to get flows in place of their marks, some
@@ -52,10 +55,32 @@ impl Cache {
     pub(crate) fn compared(&mut self, comparison: u32, batch: &mut Batch) {
         let marked = self.groups.compared(comparison);
         self.mark(marked, batch);
+        self.end_marks(batch, |installed, place, groups, batch| {
+            installed.compared(place, comparison, groups, batch)
+        });
         if self.groups.are_on() {
             self.replace_marks(comparison, batch);
         }
         self.groups.sweep(batch);
+    }
+
+    /// Ends marks by former rules, where `end` finds that the switch has the flows that replace them.
+    fn end_marks(
+        &mut self,
+        batch: &mut Batch,
+        end: impl Fn(&mut Installed, Place, &mut Groups, &mut Batch) -> bool,
+    ) {
+        let groups = &mut self.groups;
+        let ports = &mut self.ports;
+        self.ending.retain(|key| {
+            let entry = ports.entry_mut(*key);
+            entry
+                .filter(|entry| entry.installed.is_ending())
+                .is_some_and(|entry| {
+                    let place = entry.place(*key);
+                    !end(&mut entry.installed, place, groups, batch)
+                })
+        });
     }
 
     fn mark(&mut self, addresses: impl IntoIterator<Item = Key>, batch: &mut Batch) {

@@ -30,6 +30,8 @@ pub(crate) struct Batch {
     pub(crate) at: Timestamp,
     /// How many comparisons with the switch have ended.
     pub(crate) comparisons: u32,
+    /// Whether a rule denies what the batch is for: then it goes before what waits for its pod.
+    pub(crate) denies: bool,
     /// Whether the batch restores missing flows: OVN may have blocked connections meanwhile.
     pub(crate) ends_gap: bool,
     pub(crate) changes: Vec<FlowChange>,
@@ -41,6 +43,15 @@ pub(crate) struct Batch {
     pub(crate) awaited: BTreeSet<BatchId>,
     /// The paths of its flows; one more than [`PATHS_PER_LOOK_MAX`] if there are too many.
     pub(crate) paths: BTreeSet<Path>,
+}
+
+/// How much an answer may change.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expected {
+    /// So many flows, at most.
+    pub(crate) most: usize,
+    /// Whether a rule denies the name.
+    pub(crate) denies: bool,
 }
 
 /// How the flows of an entry came into the switch.

@@ -142,7 +142,8 @@ impl Flows {
         }
         self.flows = flows.into_boxed_slice();
         batch.extend(old.filter_map(|gone| gone.template.deletion(target)));
-        if batch.len() > changes_before {
+        // What only ends may wait, while the rest is on its way in an earlier batch.
+        if batch.adds_since(changes_before) {
             self.written = batch.written();
         }
         Enforced {

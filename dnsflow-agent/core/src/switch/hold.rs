@@ -63,7 +63,7 @@ impl Default for HoldLimits {
 /// What a frame waits for. The default is nothing: the frame leaves at once, behind the frames of its connection.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Wait {
-    /// All of these batches of changes ([`HoldQueue::applied`]). They take effect in any order.
+    /// All of these batches of changes ([`HoldQueue::waits_over`]). They take effect in any order.
     pub batches: BTreeSet<BatchId>,
     /// The comparison of the switch with the cache ([`HoldQueue::compared`]): some flows come in no batch that is known.
     pub comparison: bool,

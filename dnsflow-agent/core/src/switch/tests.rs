@@ -16,6 +16,13 @@ const PORT: PortId = PortId(1);
 
 const HOLD_MAX: Duration = Duration::from_millis(100);
 
+fn expected(most: usize) -> Expected {
+    Expected {
+        most,
+        denies: false,
+    }
+}
+
 /// A switch that is connected, and one thing that changes.
 struct Setup {
     switch: Switch,
@@ -45,7 +52,9 @@ impl Setup {
 
     /// An answer to this pod changes these flows; returns what was planned.
     fn open(&mut self, port: PortId, changes: Vec<FlowChange>) -> Flows {
-        let mut batch = self.switch.begin_openings(port, changes.len(), NOW);
+        let mut batch = self
+            .switch
+            .begin_openings(port, expected(changes.len()), NOW);
         batch.extend(changes);
         let planned = planned_in(&batch);
         self.switch.open(port, batch, None);
@@ -854,7 +863,7 @@ fn only_so_many_flows_wait_to_be_removed_and_the_others_go_at_once() {
 fn a_batch_of_which_other_pods_have_written_all_is_over_with_its_parts() {
     let mut setup = Setup::compared();
     told(&mut setup, 1, CHANGES_UNDER_WAY_MAX);
-    let mut batch = setup.switch.begin_openings(PORT, 1, NOW);
+    let mut batch = setup.switch.begin_openings(PORT, expected(1), NOW);
     batch.extend([addition(1000)]);
     let id = batch.id().expect("it is sent");
     let opening = Opening {

@@ -80,10 +80,11 @@ impl Waiting {
         self.queues.last_with_room(port)
     }
 
-    /// Takes the changes of a batch into the queue of a pod.
+    /// Takes the changes of a batch into the queue of a pod. What a rule denies goes before all that waits there, with
+    /// what waits between the same ends.
     pub(super) fn push(&mut self, port: PortId, mut batch: Batch, opening: Option<Opening>) {
         let changes = std::mem::take(&mut batch.changes);
-        let len = changes.len();
+        let (len, denies) = (changes.len(), batch.denies);
         let mut waits_at = Vec::new();
         for change in changes {
             let Some(ends) = ends(&change) else {
@@ -92,7 +93,7 @@ impl Waiting {
             if self.places.owner(ends).is_none() {
                 self.removals.forget(ends, self.places.len(ends));
             }
-            if self.places.own(ends, port) {
+            if self.places.own(ends, port) || denies && waits_at.last() != Some(&ends) {
                 waits_at.push(ends);
             }
             self.places.push(ends, change);

@@ -1131,3 +1131,44 @@ fn pods_that_come_and_go_leave_numbers_to_a_neighbour() {
         assert_eq!(node.marks.len(), 6, "{ports} ports");
     }
 }
+
+/// Addresses wait for the marks of a group until its flows are in force. The kernel has no room for any of them: each
+/// gets as many flows as the group has.
+#[test]
+fn marks_that_are_refused_together_leave_a_pod_no_more_flows_than_is_said() {
+    // The room of a pod, and the flows of one answer.
+    let most = 32_768 + 256 * 256;
+    for names in [1, 4] {
+        let mut node = edits::node(WAYS[1], &[many(allow("example.com"), 256), deny_all()]);
+        node.waiting = Some(VecDeque::new());
+        node.refuses_marks = true;
+        for name in 0..names {
+            let told = addresses(name * 256, 256);
+            node.answer("p1", &format!("n{name}.example.com"), &told, 600);
+        }
+        for _ in 0..20 {
+            node.carry_out_next();
+        }
+        let flows = node.engine.flow_count();
+        assert!(flows <= most, "{names} names: {flows}");
+    }
+}
+
+/// An edit moves the rule of an address. By marks, with no number left for the next plan, the mark goes before the flows
+/// come that replace it.
+#[test]
+fn an_edit_that_moves_a_rule_closes_nothing_though_no_number_is_left() {
+    let rules = [allow("example.com"), deny_all()];
+    let moved = [allow("new.test"), allow("example.com"), deny_all()];
+    for way in [WAYS[0], WAYS[1], ONE_NUMBER] {
+        let mut node = edits::node(way, &rules);
+        node.answer("p1", "www.example.com", &[ADDRESS], 600);
+        node.pass(Duration::from_secs(30));
+        node.waiting = Some(VecDeque::new());
+        starts::edit(&mut node, &moved);
+        while node.carry_out_next() {
+            assert!(is_open_at_all(&node, ADDRESS), "{way:?}");
+        }
+        assert!(is_open(&node, ADDRESS, 1), "{way:?}");
+    }
+}

@@ -7,12 +7,12 @@ use super::{
     hostile::places,
     limits::many,
     restart::{read_but_southbound, southbound, started},
-    starts::{is_dump, is_open_at_all},
+    starts::{is_dump, is_open, is_open_at_all},
     *,
 };
 use crate::{
     ovn::rows::Encapsulation,
-    values::limits::{COMPARE_INTERVAL, REMOVALS_WAITING_MAX, UNKNOWN_MAX},
+    values::limits::{CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, REMOVALS_WAITING_MAX, UNKNOWN_MAX},
 };
 
 /// The dump that the engine has asked for comes before all else that waits.
@@ -296,5 +296,67 @@ fn what_has_ended_is_closed_when_its_network_comes_to_be_refused() {
             node.carry_out_next();
         }
         assert!(!is_open_at_all(&node, ADDRESS), "waits: {waits}");
+    }
+}
+
+/// Most flows of p1 wait in its queue. A name beside ends, whose flows at the same addresses wait to be removed. The
+/// next comparison takes what waits for lost.
+#[test]
+fn what_waits_is_not_lost_because_a_name_beside_it_has_ended() {
+    for is_beside in [false, true] {
+        let rules = [allow("old.test"), allow("example.com"), deny_all()];
+        let mut node = Node::with(&rules);
+        let told: Vec<Vec<[u8; 4]>> = (0..8).map(|name| addresses(name * 256, 256)).collect();
+        for (name, told) in told.iter().enumerate().filter(|_| is_beside) {
+            node.answer("p1", &format!("o{name}.old.test"), told, 1);
+        }
+        node.pass(MIN_TTL - Duration::from_secs(1));
+        node.waiting = Some(VecDeque::new());
+        for (name, told) in told.iter().enumerate() {
+            node.answer("p1", &format!("n{name}.example.com"), told, 600);
+        }
+        node.pass(Duration::from_secs(2));
+        node.engine.switch.read_counters(node.now);
+        compare(&mut node);
+        // What was sent by now is confirmed.
+        for _ in 0..node.waiting.as_ref().map_or(0, VecDeque::len) {
+            assert!(node.carry_out_next());
+        }
+        node.reports.clear();
+        node.engine.switch.read_counters(node.now);
+        compare(&mut node);
+        let lost = node.reports.iter().filter_map(|report| match report {
+            Report::Resynced { added, .. } => Some(*added),
+            _ => None,
+        });
+        assert_eq!(lost.sum::<usize>(), 0, "beside: {is_beside}");
+    }
+}
+
+/// A denial goes before all that waits for its pod.
+#[test]
+fn a_denial_waits_for_no_more_changes_than_is_said() {
+    /// What is under way, the flows of one address, and sentinel flows.
+    const SAID: usize = 4 * CHANGES_UNDER_WAY_MAX;
+    for others in [16, 120] {
+        let rules = [
+            deny("worse.test"),
+            many(deny("bad.test"), 256),
+            allow("example.com"),
+            deny_all(),
+        ];
+        let mut node = Node::with(&rules);
+        node.answer("p1", "www.example.com", &[ADDRESS], 600);
+        assert!(is_open(&node, ADDRESS, 2));
+        node.batches();
+        node.waiting = Some(VecDeque::new());
+        node.answer("p1", "bad.test", &addresses(0, others), 600);
+        node.answer("p1", "worse.test", &[ADDRESS], 600);
+        while !is_open(&node, ADDRESS, 0) {
+            assert!(node.carry_out_next());
+        }
+        let before = node.batches().into_iter().map(|(_, changes)| changes.len());
+        let before: usize = before.sum();
+        assert!(before <= SAID, "{others} others: {before} changes");
     }
 }

@@ -99,11 +99,11 @@ impl Queues {
             _ if queued.len == 0 => {}
             _ => {
                 self.batches.extend(queued.batch.id());
-                self.ports
-                    .entry(port)
-                    .or_default()
-                    .waiting
-                    .push_back(queued);
+                let waiting = &mut self.ports.entry(port).or_default().waiting;
+                match queued.batch.denies {
+                    true => waiting.push_front(queued),
+                    false => waiting.push_back(queued),
+                }
             }
         }
     }
