@@ -94,9 +94,16 @@ impl Cache {
         let entries = &self.port(port).entries;
         let own = entries.get(address);
         let own = own.map_or(0, |entry| entry.installed.len());
-        match entries.sizes().flows - own < self.limits.flows_per_port_max() {
-            true => Room::Usual,
-            false => Room::Little,
+        let of_port = entries.sizes().flows - own;
+        let of_node = self.ports.totals().flows - own;
+        let most_of_node = self.limits.flows_per_node_max();
+        let share = most_of_node / self.ports.len().max(1);
+        if of_node >= most_of_node && of_port >= share {
+            Room::Least
+        } else if of_port >= self.limits.flows_per_port_max() {
+            Room::Little
+        } else {
+            Room::Usual
         }
     }
 

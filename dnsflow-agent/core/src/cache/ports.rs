@@ -69,6 +69,11 @@ impl CachedPorts {
         Some(port)
     }
 
+    /// How many ports there are.
+    pub(super) fn len(&self) -> usize {
+        self.ports.len()
+    }
+
     /// Whether a port is there.
     pub(super) fn contains(&self, id: PortId) -> bool {
         self.ports.contains_key(&id)

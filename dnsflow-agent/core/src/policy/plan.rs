@@ -210,6 +210,8 @@ pub(crate) fn matched_by_any<'a>(
 /// How many flows an address may have.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Room {
+    /// One: the addresses of all ports have many, and those of its port more than their share.
+    Least,
     /// Few: the addresses of its port have many ([`FEW_FLOWS`]).
     Little,
     /// As many as any ([`FLOWS_PER_ADDRESS_MAX`]).
@@ -219,6 +221,7 @@ pub enum Room {
 impl Room {
     fn flows(self) -> usize {
         match self {
+            Self::Least => 1,
             Self::Little => FEW_FLOWS,
             Self::Usual => FLOWS_PER_ADDRESS_MAX,
         }
@@ -227,6 +230,7 @@ impl Room {
     /// The limit behind it.
     pub(crate) fn limit(self) -> Limit {
         match self {
+            Self::Least => Limit::FlowsOfNode,
             Self::Little => Limit::FlowsOfPod,
             Self::Usual => Limit::FlowsOfAddress,
         }

@@ -27,6 +27,8 @@ pub enum Limit {
     FlowsOfAddress,
     /// Flows of all addresses of the pod, beyond which a further address has few.
     FlowsOfPod,
+    /// Flows of all addresses of all pods on the node, beyond which a further address of a pod with many has one.
+    FlowsOfNode,
     /// Flows that answers to the pod change in a second.
     FlowChanges,
 }
@@ -69,6 +71,11 @@ impl fmt::Display for Limit {
             Self::FlowsOfPod => {
                 "the addresses of a pod have so many flows that a further one has eight; a rule whose flows do not \
                  fit opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
+            }
+            Self::FlowsOfNode => {
+                "the addresses of all pods of this node have so many flows that a further one of a pod with more than its \
+                 share has one; a rule with more flows opens nothing, and closes every port of the address if it denies: \
+                 list fewer ports, or none"
             }
             Self::FlowChanges => {
                 "a pod is told so many new addresses that some are not opened now: allow a \
@@ -116,7 +123,13 @@ impl CacheLimits {
         self.addresses_per_port_max.saturating_mul(FEW_FLOWS)
     }
 
-    /// Those of them that rules deny: a quarter, which is as many as the node's budget lets change flows at once. What a
+    /// Flows that all addresses of all ports have together before a further one has one, if its port has more than its
+    /// share: two for each name.
+    pub fn flows_per_node_max(&self) -> usize {
+        self.names_per_node_max.saturating_mul(2)
+    }
+
+    /// Those of the names of the node that rules deny: a quarter, which is as many as the node's budget lets change flows at once. What a
     /// rule denies is closed whatever the budget, and this bounds for how many addresses.
     pub fn denied_names_per_node_max(&self) -> usize {
         self.names_per_node_max / 4
@@ -133,6 +146,7 @@ impl CacheLimits {
             Limit::DeniedNamesOfNode => self.denied_names_per_node_max(),
             Limit::FlowsOfAddress => FLOWS_PER_ADDRESS_MAX,
             Limit::FlowsOfPod => self.flows_per_port_max(),
+            Limit::FlowsOfNode => self.flows_per_node_max(),
             Limit::FlowChanges => 0,
         }
     }

@@ -229,6 +229,29 @@ fn a_rule_that_denies_and_whose_flows_do_not_fit_closes_all_ports() {
     }
 }
 
+/// A pod fills the room for flows that all pods have together.
+#[test]
+fn further_addresses_of_the_pod_with_most_flows_have_one_where_the_node_has_many() {
+    for (rule, closes) in [(deny("many.test"), 1), (allow("many.test"), 0)] {
+        let rules = [many(rule, 100), many(allow("few.test"), 1)];
+        let mut node = Node::with(&rules);
+        node.add_pod("p2", 6);
+        node.engine.told.cache.limits_mut().names_per_node_max = 1000;
+        let most = 2000;
+        let told: Vec<[u8; 4]> = (0..100).map(|n| [198, 18, 0, n]).collect();
+        node.reports.clear();
+        node.answer("p1", "many.test", &told, 600);
+        assert_eq!(node.switch.len(), most + (100 - most / 100) * closes);
+        assert_eq!(node.limits_reported(), ["ns1: FlowsOfNode of ns1_p1, 2000"]);
+        // One that needs no more has all of its flows.
+        node.answer("p1", "few.test", &[ADDRESS], 600);
+        assert_eq!(priorities(&node)["203.0.113.1"], [(10_999, 1)].into());
+        // Another pod has its share.
+        node.answer("p2", "many.test", &[OTHER], 600);
+        assert_eq!(priorities(&node)["203.0.113.2"], [(11_000, 100)].into());
+    }
+}
+
 /// Flows of a pod with many addresses, and many flows of each.
 #[test]
 fn further_addresses_of_a_pod_with_many_flows_have_few() {
