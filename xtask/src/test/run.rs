@@ -18,8 +18,8 @@ use super::{
 };
 use crate::interrupt;
 
-/// Labs wait most of the time: so many tests run at once on each processor. CONTRIBUTING.md has how long that takes;
-/// other numbers were not measured.
+/// Labs wait most of the time: so many tests run at once on each processor. Two take a third longer, four hardly less
+/// (`docs/decisions/test-runner.md`).
 const TESTS_PER_PROCESSOR: usize = 3;
 /// After so long a test is ended. The longest takes a minute.
 const LIMIT: Duration = Duration::from_secs(900);
