@@ -119,9 +119,9 @@ impl Health {
         *refused = reason.cloned();
         match reason {
             Some(reason) => {
-                tracing::warn!(%reason, "/readyz answers that the agent is not ready")
+                tracing::warn!(%reason, "the agent is not ready (/readyz)")
             }
-            None => tracing::info!("/readyz answers that the agent is ready"),
+            None => tracing::info!("the agent is ready (/readyz)"),
         }
     }
 

@@ -267,7 +267,7 @@ impl Server {
             return Ok(json(&self.log.level.levels()));
         };
         let levels = self.log.level.set(&level).map_err(Refusal::request)?;
-        tracing::info!(level = levels.level, "somebody has changed what is logged");
+        tracing::info!(level = levels.level, "the log level was changed");
         Ok(json(&levels))
     }
 

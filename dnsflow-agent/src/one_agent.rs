@@ -113,7 +113,7 @@ impl Claim {
         match listener {
             Ok(Some(answering)) => answering.serve().await,
             Ok(None) => {}
-            Err(error) => warn!(%error, "a second agent will not learn which agent it has met"),
+            Err(error) => warn!(%error, "a second agent cannot name the first one"),
         }
         std::future::pending().await
     }
@@ -143,7 +143,7 @@ impl Answering {
         let listener = match tokio::net::UnixListener::from_std(listener) {
             Ok(listener) => listener,
             Err(error) => {
-                warn!(%error, "a second agent will not learn which agent it has met");
+                warn!(%error, "a second agent cannot name the first one");
                 return;
             }
         };

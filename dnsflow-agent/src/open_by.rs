@@ -36,7 +36,7 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotInKernel => {
-                "the bridge is not in the kernel's datapath, and packets that do not pass TC ingress get no mark"
+                "the bridge is not in the kernel's datapath: its packets bypass TC ingress and get no mark"
             }
             Self::Offloaded => {
                 "Open vSwitch may offload flows to hardware (other_config:hw-offload), and offloads none that matches \

@@ -82,12 +82,12 @@ pub(super) fn tell(report: &Report) {
             }
         }
         Report::AllowedAnyway(networks) if networks.is_empty() => {
-            info!("--allow-answers opens nothing that is refused otherwise");
+            info!("--allow-answers overrides no refusal");
         }
         Report::AllowedAnyway(networks) => {
             for (network, reasons) in networks {
                 let reasons = list(reasons);
-                warn!(%network, reasons, "--allow-answers opens what is refused otherwise");
+                warn!(%network, reasons, "--allow-answers overrides refusals");
             }
         }
         Report::ResolverCovered { resolver, by } => warn!(
@@ -107,7 +107,7 @@ pub(super) fn tell(report: &Report) {
             let consequence = match is_left_out {
                 true => "the agent goes on without it",
                 false => {
-                    "nothing new is read of the database, and what is open stays open; it is read again every minute"
+                    "the database is not read any further, and open addresses stay open; it is read again every minute"
                 }
             };
             warn!(
@@ -116,7 +116,7 @@ pub(super) fn tell(report: &Report) {
             );
         }
         Report::TableReadAgain { database, table } => {
-            info!(database, table, "a table that was too large is read again");
+            info!(database, table, "a formerly too large table is read again");
         }
         Report::MarksEndNowhere => warn!(
             "OVN has no stage ls_out_check_port_sec, in which marks end: a packet that another rule lets pass keeps \
@@ -130,7 +130,7 @@ pub(super) fn tell(report: &Report) {
             table,
             priority,
             cookie = format_args!("{cookie:#x}"),
-            "someone else has a flow with the match of one of ours, which is left out"
+            "a foreign flow has the match of one of ours: ours is left out"
         ),
         Report::AddressRefused {
             port,
@@ -145,13 +145,13 @@ pub(super) fn tell(report: &Report) {
             let resolvers = list(resolvers);
             info!(resolvers, "believing the answers of these DNS servers");
         }
-        Report::Restored { flows } => info!(flows, "flows that had vanished were restored"),
+        Report::Restored { flows } => info!(flows, "missing flows were restored"),
         Report::Unblocked {
             connections,
             failed: 0,
         } => info!(
             connections,
-            "connections that OVN had blocked in a gap of our flows go on"
+            "connections blocked by OVN in a gap of our flows were unblocked"
         ),
         Report::Unblocked {
             connections,

@@ -41,7 +41,7 @@ impl Attacher {
                 ready = self.links.readable() => match ready.and_then(|()| self.events()) {
                     Ok(news) => news,
                     Err(error) => {
-                        warn!(%error, "cannot read which interfaces come and go");
+                        warn!(%error, "cannot read changes of interfaces");
                         self.attachments.link_event(&LinkEvent::Overrun, now())
                     }
                 },

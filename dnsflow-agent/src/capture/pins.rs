@@ -363,7 +363,7 @@ fn left(files: BTreeSet<PathBuf>) -> (Vec<Left>, u64) {
         match ring {
             Ok(ring) => Some(Left { path, ring }),
             Err(error) => {
-                warn!(path = %path.display(), %error, "answers that an agent has left are not read");
+                warn!(path = %path.display(), %error, "answers left by an earlier agent cannot be read");
                 remove(&path);
                 None
             }
@@ -397,7 +397,7 @@ fn files(dir: &Path) -> io::Result<BTreeSet<PathBuf>> {
 fn remove(path: &Path) -> bool {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            info!(path = %path.display(), %error, "what was pinned is not removed");
+            info!(path = %path.display(), %error, "pinned objects are not removed");
             false
         }
         Ok(()) | Err(_) => true,

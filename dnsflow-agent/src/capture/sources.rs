@@ -42,7 +42,7 @@ impl Sources {
             warn!(
                 ifindex,
                 left_out,
-                "a pod has more addresses than are looked at: what it asks from them does not count"
+                "a pod has too many addresses: DNS queries from the further ones do not count"
             );
         }
         let mac = mac(sources);
@@ -61,7 +61,7 @@ impl Sources {
                 }
                 Err(error) => warn!(
                     ifindex, %ip, %error,
-                    "what comes from an address that is no longer the pod's still counts"
+                    "DNS queries from a former address of the pod still count"
                 ),
             }
         }
@@ -75,7 +75,7 @@ impl Sources {
                 }
                 Err(error) => warn!(
                     ifindex, %ip, %error,
-                    "what a pod asks from this address does not count: none of its names is opened"
+                    "DNS queries from this address of a pod do not count: none of their names is opened"
                 ),
             }
         }

@@ -49,7 +49,7 @@ impl Unasked {
         if let Err(error) = self.0.insert(ifindex, until.as_nanos(), 0) {
             warn!(
                 ifindex, %error,
-                "an answer to a question that a pod asks before it can be seen will not count"
+                "answers to queries from before the attachment of the programs will not count"
             );
         }
     }

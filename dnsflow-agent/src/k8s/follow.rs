@@ -213,7 +213,7 @@ struct Trouble {
 impl Trouble {
     fn tell(&mut self, kind: Kind, cause: &str, now: Instant) {
         if self.is_news(kind, now) {
-            tracing::warn!("{cause}; trying again, and what is known stays in force");
+            tracing::warn!("{cause}; trying again; the known objects stay in force");
         }
     }
 

@@ -20,7 +20,7 @@ const RESTARTS: usize = 4;
 /// More, if a comparison came into the midst of each of the first ones.
 const RESTARTS_MAX: usize = 12;
 /// What the agent says when it has restored flows, and when a comparison with the switch has found some missing.
-const RESTORED: &str = "flows that had vanished were restored";
+const RESTORED: &str = "missing flows were restored";
 const COMPARED: &str = "the switch was brought in line";
 /// What the agent says when it has looked for blocked connections.
 const LOOKED: &str = "looked for blocked connections";

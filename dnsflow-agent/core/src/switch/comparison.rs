@@ -41,6 +41,8 @@ pub(super) struct Comparison {
     pub(super) unshown: BTreeSet<BatchId>,
     /// When the next comparison begins.
     pub(super) at: Option<Timestamp>,
+    /// Whether flows have stayed behind the last one until marks replace them.
+    pub(super) some_stay: bool,
     /// Whether one has ended since the last call of [`Switch::settled`] that gave anything.
     pub(super) has_ended: bool,
 }
@@ -359,7 +361,8 @@ impl Switch {
             }
             !stays
         });
-        if !stay.is_empty() {
+        let some_stayed = std::mem::replace(&mut self.comparison.some_stay, !stay.is_empty());
+        if self.comparison.some_stay && !some_stayed {
             self.compare_by(now + COMPARE_AGAIN);
         }
         let added = self.find_lost(access, since);

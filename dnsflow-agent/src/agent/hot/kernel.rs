@@ -101,7 +101,7 @@ impl Frames {
             });
         }
         if frames > 0 {
-            info!(frames, "taken over what was captured while no agent ran");
+            info!(frames, "taken over frames captured while no agent ran");
         }
     }
 
@@ -109,7 +109,7 @@ impl Frames {
     pub(super) fn replay(&mut self, engine: &mut Engine) {
         let drained = self.deferred.replay(|frame| engine.replay(frame, now()));
         if let Err(error) = drained {
-            warn!(%error, "answers that came before their rules are not looked at");
+            warn!(%error, "deferred answers cannot be read");
         }
     }
 }
@@ -118,7 +118,7 @@ impl Frames {
 fn hand_in(frame: Frame<'_>, engine: &mut Engine, deferred: &mut DeferredAnswers) {
     let defer = engine.handle_frame(frame, now());
     if defer && let Err(error) = deferred.defer(frame) {
-        warn!(%error, "an answer that came before its rule is not looked at");
+        warn!(%error, "a deferred answer cannot be read");
     }
 }
 
@@ -195,7 +195,7 @@ impl Marks {
                 Some(entries.into_iter().map(found).collect())
             }
             Err(error) => {
-                warn!(%error, "cannot read which addresses are in use");
+                warn!(%error, "cannot read the use of addresses");
                 None
             }
         };

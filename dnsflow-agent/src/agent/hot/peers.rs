@@ -47,7 +47,7 @@ impl Peers {
 
     pub(super) fn attach(&self, command: AttachCommand) {
         if let Err(error) = self.attach.send(command) {
-            warn!(%error, "the thread that attaches has stopped");
+            warn!(%error, "the attaching thread has stopped");
         }
     }
 

@@ -226,7 +226,7 @@ impl Accounts {
         let left_out = match self.shares.left_out() {
             Ok(left_out) => left_out,
             Err(error) => {
-                warn!(%error, "cannot read which pods are over their share");
+                warn!(%error, "cannot read the pods' shares of the ring buffer");
                 return;
             }
         };

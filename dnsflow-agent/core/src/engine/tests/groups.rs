@@ -927,7 +927,7 @@ fn a_mark_of_an_earlier_run_goes_if_its_number_may_be_another_ones() {
     read_southbound(&mut node);
     // At first, it may still do so.
     assert_eq!(node.marks[&place].0, former_mark);
-    node.pass(COMPARE_INTERVAL);
+    node.pass(GROUP_LATE + COMPARE_INTERVAL);
     assert!(!node.marks.contains_key(&place));
 }
 
