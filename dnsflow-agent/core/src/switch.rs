@@ -444,6 +444,10 @@ impl Switch {
         while let Some(port) = self.waiting.next() {
             self.send_next(port, planner, out);
         }
+        if !self.is_compared() {
+            // Their batch would not be sent.
+            return;
+        }
         let part = self.waiting.take_removals();
         if !part.is_empty() {
             let mut batch = self.begin(now);
@@ -513,12 +517,12 @@ impl Switch {
         }
     }
 
-    /// Adds a part of the removals to the batch, which is sent.
+    /// Adds a part of the removals to the batch, which is sent, before all else: the batch may add one of the flows.
     fn add_part(&mut self, part: Vec<FlowChange>, batch: &mut Batch) {
         if let Some(id) = batch.id() {
             self.waiting.removals_sent(id, &part);
         }
-        batch.extend(part);
+        batch.changes.splice(..0, part);
     }
 
     /// Adds what waits between the ends of these flows to the batch, before all else, where one of them ends.
