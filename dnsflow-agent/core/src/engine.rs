@@ -63,6 +63,7 @@ use crate::{
         deadline::{self, Deadline},
     },
     values::{
+        flow::FlowKey,
         ids::PortId,
         limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S},
         resolver::Resolver,
@@ -829,14 +830,17 @@ impl Engine {
             }
         }
         // After an edit, no flow of the former rules waits, and none of those that held for a logical port before.
-        if !edited.is_empty() {
-            let edited = access.senders(edited);
+        let are_edited = !edited.is_empty();
+        let edited = access.senders(edited);
+        if are_edited {
             self.switch.end(batch, |key| edited.have(key));
         }
-        // Without its logical port, a pod reaches nothing.
+        // Without its logical port, a pod reaches nothing. It may have another port with the same address, on another
+        // network, and what the edit closes there does not wait.
         if !gone.is_empty() {
-            self.switch
-                .put_off(batch, |key| gone.contains(&key.matches.ends.src()));
+            let is_gone =
+                |key: &FlowKey| gone.contains(&key.matches.ends.src()) && !edited.have(key);
+            self.switch.put_off(batch, is_gone);
         }
     }
 

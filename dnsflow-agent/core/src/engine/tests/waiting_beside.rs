@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     ovn::rows::Encapsulation,
+    policy::plan::keys_of,
     values::limits::{COMPARE_INTERVAL, REMOVALS_WAITING_MAX, UNKNOWN_MAX},
 };
 
@@ -80,6 +81,45 @@ fn what_waits_for_a_logical_port_that_has_gone_is_not_there_when_it_comes_back()
         node.carry_out_next();
     }
     assert_eq!(node.open().len(), 0);
+}
+
+/// A pod has two ports with one address, on two networks. One update takes the logical port of the second away, and a
+/// rule.
+#[test]
+fn what_an_edit_closes_does_not_wait_because_a_port_with_the_same_address_goes() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut node = Node::with(&rules);
+    let row = RowId::new(0x107);
+    node.add_interface("udn", 5, "uid-p1", row);
+    let binding = PortBinding {
+        tunnel_key: 7,
+        ..port_binding("ns1_udn", 5)
+    };
+    let of_one = node.group();
+    node.pods.insert("ns1_udn".to_owned(), row);
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(row, Some(binding))],
+        port_groups: vec![node.group()],
+        ..SbUpdate::default()
+    }));
+    for name in 0..2 {
+        let told = addresses(name * 256, 256);
+        node.answer("p1", &format!("n{name}.example.com"), &told, 600);
+    }
+    assert_eq!(node.open().len(), 2 * 512);
+    node.waiting = Some(VecDeque::new());
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(row, None)],
+        port_groups: vec![of_one],
+        logical_flows: vec![(logical_flow_row(0), None)],
+        ..SbUpdate::default()
+    }));
+    let sent = node.waiting.as_ref().map_or(0, VecDeque::len);
+    for _ in 0..sent {
+        node.carry_out_next();
+    }
+    let of_one = |key: &&FlowKey| keys_of(key).is_some_and(|keys| keys.port == 5);
+    assert_eq!(node.of_rules().filter(of_one).count(), 0);
 }
 
 /// An address of a pod has ended, and its flow waits to be removed behind those of others. The address comes to be
