@@ -48,7 +48,7 @@ use crate::{
     },
     policy::{
         Mention, Policy,
-        refused::{Refusals, Refused, RefusedAddresses, Rejudged},
+        refused::{Recheck, Refusals, Refused, RefusedAddresses},
         rules::ChangedRules,
     },
     sources::{Source, Sources},
@@ -376,11 +376,11 @@ impl Engine {
             Input::Resolvers(resolvers) => {
                 self.answers.trust(&resolvers, &mut self.out);
                 let addresses = resolvers.iter().map(|resolver| resolver.address);
-                let rejudged = self
+                let recheck = self
                     .told
                     .refused
                     .learn_dns(addresses.collect(), &mut self.out);
-                self.rejudge(&rejudged, batch);
+                self.recheck(&recheck, batch);
             }
             Input::Revalidation(time) => self.switch.revalidates_in(time),
             Input::MegaflowsIdle(time) => self.switch.megaflows_idle_for(time),
@@ -711,21 +711,20 @@ impl Engine {
     /// Takes over what of OVN's rows leads into the cluster itself.
     fn learn_networks(&mut self, batch: &mut Batch) {
         let changes = self.policy.take_cluster_changes();
-        let rejudged = changes.map(|changes| self.told.refused.learn(changes, &mut self.out));
-        if let Some(rejudged) = rejudged {
-            self.rejudge(&rejudged, batch);
+        let recheck = changes.map(|changes| self.told.refused.learn(changes, &mut self.out));
+        if let Some(recheck) = recheck {
+            self.recheck(&recheck, batch);
         }
     }
 
     /// What is never opened has changed.
-    fn rejudge(&mut self, rejudged: &Rejudged, batch: &mut Batch) {
-        let (mut access, _, out) = self.access();
-        access.rejudge(rejudged, batch, out);
-        // What has ended there, and waits, may have been open until now.
-        let refused = &self.told.refused;
-        let is_one = |address: IpAddr| refused.is_concerned(address, rejudged);
-        self.switch
-            .end(batch, |key| key.matches.ends.dst().is_some_and(is_one));
+    fn recheck(&mut self, recheck: &Recheck, batch: &mut Batch) {
+        if !recheck.is_empty() {
+            let (mut access, switch, out) = self.access();
+            access.recheck(recheck, batch, out);
+            // What has ended there, and waits, may have been open until now.
+            switch.end(batch, access.is_rechecked(recheck));
+        }
         if let Some(trusted) = self.answers.trusted() {
             self.told.refused.look_at_resolvers(trusted, &mut self.out);
         }
@@ -802,7 +801,7 @@ impl Engine {
         let (mut access, _, out) = self.access();
         for port in concerned.keys() {
             // Some networks are refused to a namespace alone.
-            access.rejudge_port(*port, &Rejudged::All, batch, out);
+            access.recheck_port(*port, batch, out);
         }
         let mut edited = Vec::new();
         if !groups.is_empty() {
