@@ -768,7 +768,11 @@ impl Engine {
                 access.open_port(port, batch, out);
                 self.filter.outdate();
             }
-            PortChange::Moved(port) => access.replan(port, batch),
+            PortChange::Moved(port) => {
+                // Some networks are refused to the ports of a network alone.
+                access.recheck_port(port, batch, out);
+                access.replan(port, batch);
+            }
             PortChange::Closed { port, ifindex } => {
                 access.cache.close(port, batch);
                 access.budget.forget(port);
@@ -798,10 +802,17 @@ impl Engine {
         let named = ports.iter().filter_map(|name| self.ports.named(name));
         let mut concerned: BTreeMap<PortId, ChangedRules> =
             named.map(|port| (port, ChangedRules::All)).collect();
+        // Some networks are refused to a namespace alone.
+        let moved = self.policy.take_moved_groups();
+        let mut of_others: BTreeSet<PortId> = concerned.keys().copied().collect();
+        if !moved.is_empty() {
+            let ports = self.ports.iter();
+            let in_moved = ports.filter(|(_, port)| self.policy.is_in_any(&port.row, &moved));
+            of_others.extend(in_moved.map(|(port, _)| port));
+        }
         let (mut access, _, out) = self.access();
-        for port in concerned.keys() {
-            // Some networks are refused to a namespace alone.
-            access.recheck_port(*port, batch, out);
+        for port in of_others {
+            access.recheck_port(port, batch, out);
         }
         let mut edited = Vec::new();
         if !groups.is_empty() {

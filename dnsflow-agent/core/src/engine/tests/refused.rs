@@ -210,6 +210,39 @@ fn what_is_refused_to_a_namespace_is_refused_where_the_namespace_is_known_later(
     }
 }
 
+/// The name is told before OVN has the rules of its EgressFirewall, and with them the namespace of the port group.
+#[test]
+fn what_is_refused_to_a_namespace_is_refused_where_its_rules_come_later() {
+    let rules = [allow("example.com"), deny_all()];
+    for is_told_first in [false, true] {
+        let mut node = Node::with(&[]);
+        node.set_firewall(&rules);
+        if is_told_first {
+            node.answer("p1", "example.com", &[ADDRESS], 600);
+        }
+        let mut acls = acls(&rules);
+        // Of the user-defined network of the namespace, not of its default network.
+        let of_network = acls[1].1.as_mut().expect("there are two rules");
+        of_network.matches =
+            "(ip4.dst == 0.0.0.0/0 && ip4.dst != 203.0.113.0/24) && inport == @a777".into();
+        node.give(Input::Nb(NbUpdate {
+            acls,
+            ..NbUpdate::default()
+        }));
+        node.give(Input::Sb(SbUpdate {
+            logical_flows: logical_flows(&rules),
+            ..SbUpdate::default()
+        }));
+        node.answer("p1", "example.com", &[ADDRESS, [198, 51, 100, 1]], 600);
+        node.pass(Duration::from_secs(1));
+        assert_eq!(
+            node.destinations(),
+            ["198.51.100.1".to_owned()].into(),
+            "{is_told_first}"
+        );
+    }
+}
+
 /// What a Service beside so many others costs that comes, changes and goes, with so many addresses open.
 fn work_of_a_service(services: u16, open: u16) -> [usize; 3] {
     let address = |bits: u16| -> [u8; 4] {
@@ -358,6 +391,29 @@ fn a_network_of_a_tenant_closes_at_its_own_ports_alone_and_only_as_long_as_it_is
     assert_eq!(open(&node), without(&both));
     set(&mut node, &[]);
     assert_eq!(open(&node), all);
+}
+
+/// ovs-vswitchd tells the network of an interface later than the interface.
+#[test]
+fn a_port_whose_network_is_another_one_is_checked_again() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.give(Input::Nb(NbUpdate {
+        switches: vec![(RowId::new(0x15), Some(tenants_switch("203.0.113.1/32")))],
+        ..NbUpdate::default()
+    }));
+    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
+    let row = node.pods["ns1_p1"];
+    for (network, open) in [(Some("tenant.network"), 1), (None, 2)] {
+        let interface = Interface {
+            network: network.map(str::to_owned),
+            ..interface("ns1_p1", 5, "uid-p1")
+        };
+        node.give(Input::Interfaces(InterfaceUpdate {
+            reset: false,
+            interfaces: vec![(row, Some(interface))],
+        }));
+        assert_eq!(node.destinations().len(), open, "{network:?}");
+    }
 }
 
 #[test]
