@@ -517,7 +517,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         ),
         Family::counter(
             "reports_left_out",
-            "Reports that were left out because the answers to a pod lead to too many.",
+            "Reports that were left out because the answers to a pod, or flows that the switch refuses, lead to too many.",
             reports_left_out,
         ),
         Family::counters(

@@ -26,7 +26,7 @@ use crate::{
     policy::{
         Mention, Policy,
         plan::{FormerFlows, Plan, Planner, PortFacts, Room, in_order, keys_of, matched_by_any},
-        refused::{Refusal, Refused, RefusedAddresses, Rejudged},
+        refused::{ChangedNetworks, Recheck, Refusal, Refused, RefusedAddresses},
         rules::ChangedRules,
     },
     values::{
@@ -214,46 +214,51 @@ impl Access<'_> {
             self.replan_entries(port, [address], batch);
         }
         if learned.is_news {
-            self.judge_address(resolution.port, resolution.address);
+            self.check_address(resolution.port, resolution.address);
         }
         learned.is_news
     }
 
-    /// Notes whether an entry's address is never opened, and whether a load balancer leads to it. Returns the judgement
-    /// if it has changed whether the address is opened.
-    fn judge_address(&mut self, id: PortId, address: IpAddr) -> Option<Judged> {
+    /// Notes whether an entry's address is never opened, and whether a load balancer leads to it. Returns what has changed
+    /// of the former.
+    fn check_address(&mut self, id: PortId, address: IpAddr) -> Option<RefusalChange> {
         let row = &self.ports.get(id)?.row;
-        let judged = self
+        let checked = self
             .refused
             .check(address, row, self.policy.namespace_of(row));
         if self.policy.is_backend(address) {
             self.cache.note_backend(id, address);
         }
         let entry = self.cache.entry_mut(id, address)?;
-        let was_refused = std::mem::replace(&mut entry.is_refused, judged.is_err());
-        let is_changed = was_refused != judged.is_err();
-        is_changed.then_some(Judged {
-            newly_refused: judged.err().filter(|_| !was_refused),
-        })
+        let was_refused = std::mem::replace(&mut entry.is_refused, checked.is_err());
+        match checked {
+            Err(reason) if !was_refused => Some(RefusalChange::Refused(reason)),
+            Ok(()) if was_refused => Some(RefusalChange::Allowed),
+            Ok(()) | Err(_) => None,
+        }
     }
 
-    /// Judges addresses again: closes open ones that are never opened now, and opens those that were refused. Those that
+    /// Checks addresses again: closes open ones that are never opened now, and opens those that were refused. Those that
     /// a load balancer leads to now get flows of their own later ([`Cache::compared`]).
-    pub(crate) fn rejudge(&mut self, rejudged: &Rejudged, batch: &mut Batch, out: &mut Output) {
-        if *rejudged == Rejudged::Nothing {
-            return;
-        }
+    pub(crate) fn recheck(&mut self, recheck: &Recheck, batch: &mut Batch, out: &mut Output) {
         let ports = self.ports;
-        for (id, _) in ports.iter() {
-            self.rejudge_port(id, rejudged, batch, out);
+        for (id, port) in ports.iter() {
+            let namespace = self.policy.namespace_of(&port.row);
+            let networks = recheck.networks_of(&port.row, namespace);
+            let addresses = self.to_recheck(id, recheck, &networks);
+            self.recheck_addresses(id, addresses, batch, out);
         }
     }
 
-    /// The same at one port, whose namespace may be another one.
-    pub(crate) fn rejudge_port(
+    /// The same for all addresses of one port, whose network or namespace may be another one.
+    pub(crate) fn recheck_port(&mut self, id: PortId, batch: &mut Batch, out: &mut Output) {
+        self.recheck_addresses(id, self.cache.addresses(id), batch, out);
+    }
+
+    fn recheck_addresses(
         &mut self,
         id: PortId,
-        rejudged: &Rejudged,
+        addresses: impl IntoIterator<Item = IpAddr>,
         batch: &mut Batch,
         out: &mut Output,
     ) {
@@ -262,9 +267,11 @@ impl Access<'_> {
             return;
         };
         let mut changed = Vec::new();
-        for address in self.concerned(id, rejudged) {
-            let judged = self.judge_address(id, address);
-            if let Some(reason) = judged.and_then(|judged| judged.newly_refused) {
+        for address in addresses {
+            let Some(change) = self.check_address(id, address) else {
+                continue;
+            };
+            if let RefusalChange::Refused(reason) = change {
                 let entry = self.cache.entry(id, address);
                 let name = entry.and_then(|entry| entry.names.keys().next().cloned());
                 let whose = (id, port.row.iface_id.as_str());
@@ -275,31 +282,60 @@ impl Access<'_> {
                 };
                 self.refused.refuse(whose, refusal, out);
             }
-            if judged.is_some() {
-                changed.push(address);
-            }
+            changed.push(address);
         }
         if !changed.is_empty() {
             self.replan_entries(id, changed, batch);
         }
     }
 
-    /// The addresses of a port that are to be judged again.
-    fn concerned(&self, port: PortId, rejudged: &Rejudged) -> Vec<IpAddr> {
-        let addresses = match rejudged {
-            Rejudged::Nothing => return Vec::new(),
-            Rejudged::Addresses(addresses) => addresses,
-            Rejudged::All => return self.cache.addresses(port),
-        };
+    /// The addresses of a port, which these networks of the recheck concern, that are to be checked again.
+    fn to_recheck(
+        &self,
+        port: PortId,
+        recheck: &Recheck,
+        networks: &ChangedNetworks<'_>,
+    ) -> BTreeSet<IpAddr> {
+        let addresses = recheck.addresses();
         let known = addresses.iter().copied();
         let known = known.filter(|address| self.cache.entry(port, *address).is_some());
-        let mut concerned: BTreeSet<IpAddr> = known.collect();
-        for network in self.refused.translating() {
-            let forms = self.cache.port(port).entries.in_network(network);
-            let forms = forms.filter(|form| self.refused.is_form_of_any(*form, addresses));
-            concerned.extend(forms.map(IpAddr::V6));
+        let mut found: BTreeSet<IpAddr> = known.collect();
+        if !addresses.is_empty() {
+            for network in self.refused.translating() {
+                let forms = self.cache.port(port).entries.in_network(network);
+                let forms = forms.filter(|form| self.refused.is_form_of_any(*form, addresses));
+                found.extend(forms.map(IpAddr::V6));
+            }
         }
-        concerned.into_iter().collect()
+        if !networks.is_empty() {
+            let all = self.cache.addresses(port).into_iter();
+            found.extend(all.filter(|address| self.refused.is_in(*address, networks)));
+        }
+        found
+    }
+
+    /// Whether a flow leads to an address that is to be checked again.
+    pub(crate) fn is_rechecked<'a>(
+        &'a self,
+        recheck: &'a Recheck,
+    ) -> impl Fn(&FlowKey) -> bool + 'a {
+        let concerned = self.ports.iter().filter_map(|(_, port)| {
+            let namespace = self.policy.namespace_of(&port.row);
+            let networks = recheck.networks_of(&port.row, namespace);
+            match networks.is_empty() {
+                true => None,
+                false => Some((self.policy.tunnel_keys(&port.row)?, networks)),
+            }
+        });
+        let by_keys: HashMap<TunnelKeys, ChangedNetworks<'a>> = concerned.collect();
+        // The port may be gone.
+        let of_all = recheck.networks_of_all();
+        move |key| {
+            let networks = keys_of(key).and_then(|keys| by_keys.get(&keys));
+            let networks = networks.unwrap_or(&of_all);
+            let dst = key.matches.ends.dst();
+            dst.is_some_and(|dst| self.refused.is_rechecked(dst, recheck, networks))
+        }
     }
 
     /// Adds a port, with what its pod was told in an earlier run and what its namespace shares.
@@ -597,7 +633,7 @@ impl Access<'_> {
             }
         }
         for (port, address) in &touched {
-            self.judge_address(*port, *address);
+            self.check_address(*port, *address);
         }
         let mut adopted = 0;
         for (port, address) in touched {
@@ -689,13 +725,14 @@ impl Access<'_> {
                     self.cache.adopt((port, address), flow, term, now);
                 }
             }
-            self.judge_address(port, address);
+            self.check_address(port, address);
             self.replan_entries(port, [address], batch);
             let entry = self.cache.entry_mut(port, address);
             let entry = entry.filter(|entry| {
-                entry.adopted.is_some()
+                let opens = entry.adopted.is_some()
                     || entry.installed.group().is_some()
-                    || !entry.is_denied() && entry.installed.is_unsent()
+                    || entry.installed.is_unsent();
+                opens && !entry.is_denied()
             });
             let Some(entry) = entry else {
                 batch.mark(MarkChange::Remove { ifindex, address });
@@ -729,11 +766,13 @@ impl Access<'_> {
     }
 }
 
-/// An address is judged otherwise than before.
+/// What has changed of whether an address is opened.
 #[derive(Clone, Copy, Debug)]
-struct Judged {
-    /// Why it is never opened, if it was not refused before.
-    newly_refused: Option<Refused>,
+enum RefusalChange {
+    /// It was not refused before, and is now.
+    Refused(Refused),
+    /// It was refused, and is not any more.
+    Allowed,
 }
 
 /// Flows of groups with their cookies, by port and mark.

@@ -48,7 +48,7 @@ use crate::{
     },
     policy::{
         Mention, Policy,
-        refused::{Refusals, Refused, RefusedAddresses, Rejudged},
+        refused::{Recheck, Refusals, Refused, RefusedAddresses},
         rules::ChangedRules,
     },
     sources::{Source, Sources},
@@ -63,6 +63,7 @@ use crate::{
         deadline::{self, Deadline},
     },
     values::{
+        flow::FlowKey,
         ids::PortId,
         limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S},
         resolver::Resolver,
@@ -375,11 +376,11 @@ impl Engine {
             Input::Resolvers(resolvers) => {
                 self.answers.trust(&resolvers, &mut self.out);
                 let addresses = resolvers.iter().map(|resolver| resolver.address);
-                let rejudged = self
+                let recheck = self
                     .told
                     .refused
                     .learn_dns(addresses.collect(), &mut self.out);
-                self.rejudge(&rejudged, batch);
+                self.recheck(&recheck, batch);
             }
             Input::Revalidation(time) => self.switch.revalidates_in(time),
             Input::MegaflowsIdle(time) => self.switch.megaflows_idle_for(time),
@@ -710,21 +711,20 @@ impl Engine {
     /// Takes over what of OVN's rows leads into the cluster itself.
     fn learn_networks(&mut self, batch: &mut Batch) {
         let changes = self.policy.take_cluster_changes();
-        let rejudged = changes.map(|changes| self.told.refused.learn(changes, &mut self.out));
-        if let Some(rejudged) = rejudged {
-            self.rejudge(&rejudged, batch);
+        let recheck = changes.map(|changes| self.told.refused.learn(changes, &mut self.out));
+        if let Some(recheck) = recheck {
+            self.recheck(&recheck, batch);
         }
     }
 
     /// What is never opened has changed.
-    fn rejudge(&mut self, rejudged: &Rejudged, batch: &mut Batch) {
-        let (mut access, _, out) = self.access();
-        access.rejudge(rejudged, batch, out);
-        // What has ended there, and waits, may have been open until now.
-        let refused = &self.told.refused;
-        let is_one = |address: IpAddr| refused.is_concerned(address, rejudged);
-        self.switch
-            .end(batch, |key| key.matches.ends.dst().is_some_and(is_one));
+    fn recheck(&mut self, recheck: &Recheck, batch: &mut Batch) {
+        if !recheck.is_empty() {
+            let (mut access, switch, out) = self.access();
+            access.recheck(recheck, batch, out);
+            // What has ended there, and waits, may have been open until now.
+            switch.end(batch, access.is_rechecked(recheck));
+        }
         if let Some(trusted) = self.answers.trusted() {
             self.told.refused.look_at_resolvers(trusted, &mut self.out);
         }
@@ -772,7 +772,11 @@ impl Engine {
                 access.open_port(port, batch, out);
                 self.filter.outdate();
             }
-            PortChange::Moved(port) => access.replan(port, batch),
+            PortChange::Moved(port) => {
+                // Some networks are refused to the ports of a network alone.
+                access.recheck_port(port, batch, out);
+                access.replan(port, batch);
+            }
             PortChange::Closed { port, ifindex } => {
                 access.cache.close(port, batch);
                 access.budget.forget(port);
@@ -802,10 +806,17 @@ impl Engine {
         let named = ports.iter().filter_map(|name| self.ports.named(name));
         let mut concerned: BTreeMap<PortId, ChangedRules> =
             named.map(|port| (port, ChangedRules::All)).collect();
+        // Some networks are refused to a namespace alone.
+        let moved = self.policy.take_moved_groups();
+        let mut of_others: BTreeSet<PortId> = concerned.keys().copied().collect();
+        if !moved.is_empty() {
+            let ports = self.ports.iter();
+            let in_moved = ports.filter(|(_, port)| self.policy.is_in_any(&port.row, &moved));
+            of_others.extend(in_moved.map(|(port, _)| port));
+        }
         let (mut access, _, out) = self.access();
-        for port in concerned.keys() {
-            // Some networks are refused to a namespace alone.
-            access.rejudge_port(*port, &Rejudged::All, batch, out);
+        for port in of_others {
+            access.recheck_port(port, batch, out);
         }
         let mut edited = Vec::new();
         if !groups.is_empty() {
@@ -833,14 +844,17 @@ impl Engine {
             }
         }
         // After an edit, no flow of the former rules waits, and none of those that held for a logical port before.
-        if !edited.is_empty() {
-            let edited = access.senders(edited);
+        let are_edited = !edited.is_empty();
+        let edited = access.senders(edited);
+        if are_edited {
             self.switch.end(batch, |key| edited.have(key));
         }
-        // Without its logical port, a pod reaches nothing.
+        // Without its logical port, a pod reaches nothing. It may have another port with the same address, on another
+        // network, and what the edit closes there does not wait.
         if !gone.is_empty() {
-            self.switch
-                .put_off(batch, |key| gone.contains(&key.matches.ends.src()));
+            let is_gone =
+                |key: &FlowKey| gone.contains(&key.matches.ends.src()) && !edited.have(key);
+            self.switch.put_off(batch, is_gone);
         }
     }
 

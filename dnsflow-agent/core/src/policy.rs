@@ -79,6 +79,8 @@ pub(crate) struct Policy {
     /// The namespace whose rules hold for each port group, by the group's name in the northbound
     /// database.
     namespace_by_group: HashMap<String, String>,
+    /// The port groups that the rules of another namespace hold for than when last asked.
+    moved_groups: BTreeSet<String>,
     /// The priorities of the logical flows that were last asked for.
     watched: Option<BTreeSet<u16>>,
     /// Whether the tables of the rules may have changed since they were last taken.
@@ -102,6 +104,7 @@ impl Policy {
             problems: Problems::default(),
             pairings: 0,
             namespace_by_group: HashMap::new(),
+            moved_groups: BTreeSet::new(),
             watched: None,
             tables_changed: false,
             copy_at: None,
@@ -331,6 +334,10 @@ impl Policy {
                     .insert(group.clone(), namespace.to_owned()),
                 false => self.namespace_by_group.remove(group),
             };
+            let holds = after.contains_key(group).then_some(namespace);
+            if holder.as_deref() != holds {
+                self.moved_groups.insert(group.clone());
+            }
             if groups.contains_key(group) {
                 continue;
             }
@@ -361,6 +368,7 @@ impl Policy {
             self.problems.note(namespace);
             for group in local.pairing.rules().sets.keys() {
                 self.namespace_by_group.remove(group);
+                self.moved_groups.insert(group.clone());
                 groups.insert(group.clone(), ChangedRules::All);
             }
         }
@@ -549,6 +557,16 @@ impl Policy {
     pub(crate) fn filtered_as(&self, row: &Interface) -> Option<&str> {
         let by_binding = self.namespace_of_pod(row);
         by_binding.or_else(|| self.namespace_of(row))
+    }
+
+    /// The port groups that the rules of another namespace hold for than when last asked.
+    pub(crate) fn take_moved_groups(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.moved_groups)
+    }
+
+    /// Whether the port of an interface is in one of these port groups.
+    pub(crate) fn is_in_any(&self, row: &Interface, groups: &BTreeSet<String>) -> bool {
+        self.groups(row).any(|group| groups.contains(group))
     }
 
     /// Of what has changed in port groups, what concerns the port of an interface.

@@ -768,13 +768,8 @@ impl Switch {
                 self.unanswered.insert(batch);
                 false
             }
-            Err(error @ BatchError::Refused(_)) => {
-                if let BatchError::Refused(refused) = &error {
-                    out.counters.flows_refused += refused.len() as u64;
-                }
-                out.report(Report::FlowsRefused {
-                    reason: error.to_string(),
-                });
+            Err(ref error @ BatchError::Refused(ref refused)) => {
+                out.flows_refused(refused.len(), error.to_string());
                 self.incomplete.extend(pending.part_of);
                 true
             }

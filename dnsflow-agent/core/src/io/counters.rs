@@ -38,7 +38,7 @@ pub struct Counters {
     pub addresses_over_budget: u64,
     /// Plans of addresses that have not all flows of their rules: counted each time that one is made.
     pub addresses_cut: u64,
-    /// Reports left out because the answers to a pod lead to too many.
+    /// Reports left out because the answers to a pod, or flows that the switch refuses, lead to too many.
     pub reports_left_out: u64,
     /// Flows written.
     pub flows_added: u64,

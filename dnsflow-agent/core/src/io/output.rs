@@ -8,7 +8,7 @@ use crate::{
     tools::rate::{Account, Rate},
     values::{
         ids::PortId,
-        limits::{POD_REPORT_BURST_TIME, POD_REPORT_INTERVAL},
+        limits::{REPORT_BURST_TIME, REPORT_INTERVAL},
     },
 };
 
@@ -25,7 +25,12 @@ pub(crate) struct Output {
     pub(crate) counters: Counters,
     /// What was reported of each pod's answers.
     pods: HashMap<PortId, Account>,
+    /// What was reported of flows that the switch refuses. A batch may have flows of several pods.
+    refused_flows: Account,
 }
+
+/// How often reports of one account are given out.
+const RATE: Rate = Rate::every(REPORT_INTERVAL, REPORT_BURST_TIME);
 
 impl Output {
     /// Nothing yet, at this time.
@@ -72,11 +77,20 @@ impl Output {
     /// Gives out a report that the answers to a pod lead to. A pod that leads to more of them than its
     /// budget has costs the others no line of the log: the rest is counted.
     pub(crate) fn report_of_pod(&mut self, port: PortId, report: Report) {
-        const RATE: Rate = Rate::every(POD_REPORT_INTERVAL, POD_REPORT_BURST_TIME);
         let account = self.pods.entry(port).or_default();
-        if account.has_left(RATE, self.now) {
-            account.spend(1, RATE, self.now);
+        if spend_one(account, self.now) {
             self.report(report);
+        } else {
+            self.counters.reports_left_out += 1;
+        }
+    }
+
+    /// Counts flows that the switch has refused, and reports them. A switch that refuses all flows does so for each
+    /// answer: the rest of the reports is counted.
+    pub(crate) fn flows_refused(&mut self, flows: usize, reason: String) {
+        self.counters.flows_refused += flows as u64;
+        if spend_one(&mut self.refused_flows, self.now) {
+            self.report(Report::FlowsRefused { reason });
         } else {
             self.counters.reports_left_out += 1;
         }
@@ -92,4 +106,13 @@ impl Output {
     pub(crate) fn accounts(&self) -> usize {
         self.pods.len()
     }
+}
+
+/// Spends one report, if there is one left.
+fn spend_one(account: &mut Account, now: Timestamp) -> bool {
+    let has_left = account.has_left(RATE, now);
+    if has_left {
+        account.spend(1, RATE, now);
+    }
+    has_left
 }

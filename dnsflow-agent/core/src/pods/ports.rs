@@ -43,7 +43,7 @@ pub(crate) struct Port {
 pub(crate) enum PortChange {
     /// A pod's interface has come.
     Opened(PortId),
-    /// The addresses or the OpenFlow port have changed.
+    /// The addresses or the network have changed.
     Moved(PortId),
     /// The interface is gone, and its veth.
     Closed {
@@ -200,7 +200,7 @@ impl Ports {
         {
             let same_pod = port.row.iface_id_ver == row.iface_id_ver;
             if port.interface == id && same_pod {
-                let moved = port.row.addresses != row.addresses;
+                let moved = port.row.addresses != row.addresses || port.row.network != row.network;
                 let old = std::mem::replace(&mut port.row, row);
                 if old.sandbox != port.row.sandbox {
                     let new = port.row.sandbox.clone();

@@ -191,6 +191,13 @@ impl Networks {
         before.is_some_and(|network| network.contains(&address))
     }
 
+    /// The networks of one of both alone. An address that is in one of both alone is in one of them.
+    fn difference(&self, other: &Self) -> Self {
+        let [one, other]: [BTreeSet<IpNet>; 2] =
+            [self, other].map(|networks| networks.0.iter().copied().collect());
+        Self::new(one.symmetric_difference(&other).copied())
+    }
+
     fn overlaps(&self, other: &IpNet) -> bool {
         self.0.iter().any(|network| overlap(network, other))
     }
@@ -220,15 +227,62 @@ struct Learned {
     dns: BTreeSet<IpAddr>,
 }
 
-/// The addresses that are to be judged again.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) enum Rejudged {
-    /// None.
-    Nothing,
-    /// These addresses, in each of their forms; see [`RefusedAddresses::is_form_of_any`].
-    Addresses(BTreeSet<IpAddr>),
-    /// All.
-    All,
+/// The addresses to check again, in each of their forms: it may have changed whether they are refused.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Recheck {
+    /// These, for all ports.
+    addresses: BTreeSet<IpAddr>,
+    /// Those in these networks, for the ports that each concerns.
+    networks: BTreeMap<Concerned, Networks>,
+}
+
+impl Recheck {
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.addresses.is_empty() && self.networks.is_empty()
+    }
+
+    /// The addresses to check for all ports.
+    pub(crate) fn addresses(&self) -> &BTreeSet<IpAddr> {
+        &self.addresses
+    }
+
+    /// The networks to check for this port.
+    pub(crate) fn networks_of(
+        &self,
+        row: &Interface,
+        namespace: Option<&str>,
+    ) -> ChangedNetworks<'_> {
+        self.networks_for(Whose::of(row, namespace))
+    }
+
+    /// The networks to check for all ports.
+    pub(crate) fn networks_of_all(&self) -> ChangedNetworks<'_> {
+        self.networks_for(Whose::default())
+    }
+
+    fn networks_for(&self, whose: Whose<'_>) -> ChangedNetworks<'_> {
+        if self.networks.is_empty() {
+            return ChangedNetworks(Vec::new());
+        }
+        let networks = whose.concerned();
+        ChangedNetworks(
+            networks
+                .filter_map(|concerned| self.networks.get(&concerned))
+                .collect(),
+        )
+    }
+}
+
+/// The networks of a [`Recheck`] that concern a port.
+#[derive(Clone, Debug)]
+pub(crate) struct ChangedNetworks<'a>(Vec<&'a Networks>);
+
+impl ChangedNetworks<'_> {
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 /// What `--deny-answers` names.
@@ -286,7 +340,7 @@ pub struct Refusals {
 impl Refusals {
     /// Refuses the addresses that are always refused, the cluster's networks `cluster` beside
     /// [`OVN_KUBERNETES_NETWORKS`], and `denied`. Addresses in `allowed` are never refused. An
-    /// address behind one of the prefixes `nat64` is judged by the IPv4 address in it.
+    /// address behind one of the prefixes `nat64` is checked by the IPv4 address in it.
     pub fn new(
         cluster: &[IpNet],
         denied: &[DeniedNetwork],
@@ -407,17 +461,13 @@ impl Refusals {
         self.cluster.contains(address) || dns.contains(&address) || whose.concerned().any(is_in)
     }
 
-    /// Whether an address, or one that it may stand for, is in a network of anybody's pods.
-    fn is_of_pods(&self, address: IpAddr) -> bool {
+    /// An address, and those that it may stand for.
+    fn forms(&self, address: IpAddr) -> impl Iterator<Item = IpAddr> {
         let inner = match address {
             IpAddr::V4(_) => None,
             IpAddr::V6(address) => Some(self.inner(address)),
         };
-        let mut forms = inner.into_iter().flatten().chain([address]);
-        forms.any(|form| {
-            let mut networks = self.learned.pods.values();
-            networks.any(|networks| networks.contains(form))
-        })
+        [address].into_iter().chain(inner.into_iter().flatten())
     }
 
     /// Checks one form of an address.
@@ -464,7 +514,15 @@ impl Refusals {
     }
 }
 
-impl Whose<'_> {
+impl<'a> Whose<'a> {
+    /// This port's, where the rules of this namespace hold for it.
+    fn of(row: &'a Interface, namespace: Option<&'a str>) -> Self {
+        Self {
+            network: row.network.as_deref(),
+            namespace,
+        }
+    }
+
     /// The parts of the cluster that concern the packets of the pod.
     fn concerned(self) -> impl Iterator<Item = Concerned> {
         let network = self.network.map(|name| Concerned::Network(name.to_owned()));
@@ -501,7 +559,7 @@ pub(crate) struct RefusedAddresses {
     shared: BTreeMap<IpAddr, BTreeSet<String>>,
     /// What else answers at the address of a trusted DNS server, as it was reported.
     covered: BTreeMap<Resolver, BTreeSet<String>>,
-    /// How many addresses were learned, looked up in the cache, or judged again.
+    /// How many addresses were learned, looked up in the cache, or checked.
     #[cfg(test)]
     pub(crate) work: std::cell::Cell<usize>,
 }
@@ -524,13 +582,13 @@ impl RefusedAddresses {
     }
 
     /// Refuses from now on the networks and addresses that OVN knows to be the cluster's own.
-    /// Returns the addresses to be judged again.
+    /// Returns the addresses to check again.
     pub(crate) fn learn(
         &mut self,
         changes: ClusterChanges<impl Iterator<Item = (IpAddr, Owners)>>,
         out: &mut Output,
-    ) -> Rejudged {
-        let pods = changes.pods.map(|pods| self.learn_pods(pods, out));
+    ) -> Recheck {
+        let networks = changes.pods.map(|pods| self.learn_pods(pods, out));
         let mut changed = BTreeSet::new();
         for (address, owners) in changes.addresses {
             #[cfg(test)]
@@ -545,11 +603,16 @@ impl RefusedAddresses {
         let backends = changes.backends.into_iter();
         let may_be_told = |address| self.refusals.allows(address) || !is_pod(address);
         changed.extend(backends.filter(|address| may_be_told(*address)));
-        self.rejudged(pods == Some(true), changed, out)
+        let recheck = Recheck {
+            addresses: changed,
+            networks: networks.unwrap_or_default(),
+        };
+        self.changed(&recheck, out);
+        recheck
     }
 
-    /// Takes over the networks of pods. Returns whether they are others.
-    fn learn_pods(&mut self, pods: PodNetworks, out: &mut Output) -> bool {
+    /// Takes over the networks of pods. Returns those that have come or gone.
+    fn learn_pods(&mut self, pods: PodNetworks, out: &mut Output) -> BTreeMap<Concerned, Networks> {
         let count = |pods: &PodNetworks| -> usize { pods.values().map(BTreeSet::len).sum() };
         let all = count(&pods);
         let pods = limited(pods);
@@ -565,10 +628,16 @@ impl RefusedAddresses {
                 left_out,
             });
         }
-        before != *pods
+        let none = Networks::default();
+        let all = before.keys().chain(pods.keys());
+        let changed = all.filter_map(|concerned| {
+            let [before, now] = [&before, pods].map(|pods| pods.get(concerned).unwrap_or(&none));
+            (before != now).then(|| (concerned.clone(), before.difference(now)))
+        });
+        changed.collect()
     }
 
-    /// Takes over the owners of an address. Returns whether it may be judged otherwise now.
+    /// Takes over the owners of an address. Returns whether they are others.
     fn learn_owners(&mut self, address: IpAddr, owners: Owners) -> bool {
         let Owners {
             services,
@@ -600,24 +669,23 @@ impl RefusedAddresses {
         before != services || was_node != is_node
     }
 
-    /// Refuses from now on these addresses of the cluster's DNS Services. Returns the addresses to
-    /// be judged again.
-    pub(crate) fn learn_dns(&mut self, dns: BTreeSet<IpAddr>, out: &mut Output) -> Rejudged {
+    /// Refuses from now on these addresses of the cluster's DNS Services. Returns the addresses to check again.
+    pub(crate) fn learn_dns(&mut self, dns: BTreeSet<IpAddr>, out: &mut Output) -> Recheck {
         let before = std::mem::replace(&mut self.refusals.learned.dns, dns);
         let dns = &self.refusals.learned.dns;
-        let changed = before.symmetric_difference(dns).copied().collect();
-        self.rejudged(false, changed, out)
+        let recheck = Recheck {
+            addresses: before.symmetric_difference(dns).copied().collect(),
+            networks: BTreeMap::new(),
+        };
+        self.changed(&recheck, out);
+        recheck
     }
 
-    fn rejudged(&mut self, all: bool, changed: BTreeSet<IpAddr>, out: &mut Output) -> Rejudged {
-        // Other addresses change nothing in what the option opens.
-        if all || changed.iter().any(|address| self.refusals.allows(*address)) {
+    /// Reports what `--allow-answers` opens, if these addresses may change that.
+    fn changed(&mut self, recheck: &Recheck, out: &mut Output) {
+        let mut addresses = recheck.addresses.iter();
+        if !recheck.networks.is_empty() || addresses.any(|address| self.refusals.allows(*address)) {
             self.tell_overridden(out);
-        }
-        match (all, changed.is_empty()) {
-            (true, _) => Rejudged::All,
-            (false, true) => Rejudged::Nothing,
-            (false, false) => Rejudged::Addresses(changed),
         }
     }
 
@@ -686,11 +754,7 @@ impl RefusedAddresses {
     ) -> Result<(), Refused> {
         #[cfg(test)]
         self.work.update(|work| work + 1);
-        let whose = Whose {
-            network: row.network.as_deref(),
-            namespace,
-        };
-        self.refusals.check_for(address, whose)
+        self.refusals.check_for(address, Whose::of(row, namespace))
     }
 
     /// Whether an address belongs to the cluster itself, as this port sees it; nodes are outside.
@@ -700,23 +764,27 @@ impl RefusedAddresses {
         row: &Interface,
         namespace: Option<&str>,
     ) -> bool {
-        let whose = Whose {
-            network: row.network.as_deref(),
-            namespace,
-        };
-        self.refusals.is_inside(address, whose)
+        self.refusals.is_inside(address, Whose::of(row, namespace))
     }
 
-    /// Whether an address may have come to be refused.
-    pub(crate) fn is_concerned(&self, address: IpAddr, rejudged: &Rejudged) -> bool {
-        match (rejudged, address) {
-            (Rejudged::Nothing, _) => false,
-            (Rejudged::All, _) => self.refusals.is_of_pods(address),
-            (Rejudged::Addresses(addresses), IpAddr::V6(form)) => {
-                addresses.contains(&address) || self.is_form_of_any(form, addresses)
-            }
-            (Rejudged::Addresses(addresses), IpAddr::V4(_)) => addresses.contains(&address),
-        }
+    /// Whether an address, or one that it may stand for, is in one of these networks.
+    pub(crate) fn is_in(&self, address: IpAddr, networks: &ChangedNetworks<'_>) -> bool {
+        #[cfg(test)]
+        self.work.update(|work| work + 1);
+        let is_in = |form| networks.0.iter().any(|networks| networks.contains(form));
+        self.refusals.forms(address).any(is_in)
+    }
+
+    /// Whether an address is to be checked again for a port that these networks of the recheck concern.
+    pub(crate) fn is_rechecked(
+        &self,
+        address: IpAddr,
+        recheck: &Recheck,
+        networks: &ChangedNetworks<'_>,
+    ) -> bool {
+        let mut forms = self.refusals.forms(address);
+        forms.any(|form| recheck.addresses.contains(&form))
+            || !networks.is_empty() && self.is_in(address, networks)
     }
 
     /// Whether an address is one of a node.

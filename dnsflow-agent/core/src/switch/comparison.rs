@@ -50,14 +50,46 @@ pub(super) struct Comparison {
 /// Lost flows.
 #[derive(Debug, Default)]
 pub(super) struct Lost {
-    /// Who has lost flows; some may have none any more.
-    pub(super) holders: VecDeque<Holder>,
+    pub(super) holders: LostHolders,
     /// Nothing is restored before this time.
     pub(super) at: Option<Timestamp>,
     /// The batches under way that restore flows.
     pub(super) batches: BTreeSet<BatchId>,
     /// Flows restored since the last time that no flow was lost.
     pub(super) restored: usize,
+}
+
+/// Who has lost flows, in order; some may have none any more. Each waits once, however often its flows are found lost.
+#[derive(Debug, Default)]
+pub(super) struct LostHolders {
+    order: VecDeque<Holder>,
+    waiting: HashSet<Holder>,
+}
+
+impl LostHolders {
+    /// Adds one behind the others, unless it waits already.
+    fn push(&mut self, holder: Holder) {
+        if self.waiting.insert(holder) {
+            self.order.push_back(holder);
+        }
+    }
+
+    /// Takes the first one.
+    fn pop(&mut self) -> Option<Holder> {
+        let holder = self.order.pop_front()?;
+        self.waiting.remove(&holder);
+        Some(holder)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.order.len()
+    }
 }
 
 impl Switch {
@@ -81,11 +113,8 @@ impl Switch {
         let Some((_, flows)) = access.flows(holder) else {
             return;
         };
-        let is_queued = flows.is_lost();
         if flows.lose(key, cookie) {
-            if !is_queued {
-                self.lost.holders.push_back(holder);
-            }
+            self.lost.holders.push(holder);
             self.lost.at.get_or_insert(now + RESTORE_DELAY);
             access.lost(holder, now);
         }
@@ -131,7 +160,7 @@ impl Switch {
         while self.lost.batches.len() < RESTORING_MAX {
             let mut batch = self.begin(now);
             while batch.len() < RESTORE_MAX
-                && let Some(holder) = self.lost.holders.pop_front()
+                && let Some(holder) = self.lost.holders.pop()
             {
                 restore(access, holder, &mut batch, out);
             }
@@ -145,7 +174,7 @@ impl Switch {
             self.lost.batches.extend(batch);
         }
         if self.lost.holders.is_empty() {
-            self.lost.holders = VecDeque::new();
+            self.lost.holders = LostHolders::default();
             let flows = std::mem::take(&mut self.lost.restored);
             out.reports
                 .extend((flows > 0).then_some(Report::Restored { flows }));
@@ -407,6 +436,8 @@ impl Switch {
     fn find_lost(&mut self, access: &mut Access<'_>, since: Timestamp) -> usize {
         let number = self.comparison.number;
         let mut lost = 0;
+        // Whoever still has lost flows is found again, and ports that are gone are not.
+        self.lost.holders = LostHolders::default();
         for holder in access.holders() {
             let Some((target, flows)) = access.flows(holder) else {
                 continue;
@@ -423,7 +454,7 @@ impl Switch {
                 lost += flows.mark_lost(target, number, since, |key| self.is_foreign(key));
             }
             if flows.is_lost() {
-                self.lost.holders.push_back(holder);
+                self.lost.holders.push(holder);
                 access.lost(holder, since);
             }
         }

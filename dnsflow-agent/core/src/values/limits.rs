@@ -182,10 +182,10 @@ pub const REFUSALS_REPORTED_MAX: usize = 64;
 pub const ENDED_NAMES_MAX: usize = 64;
 /// Reached limits of one pod that are remembered as reported; with more, each is reported again.
 pub const LIMITS_REPORTED_MAX: usize = 64;
-/// Reports that answers to one pod cause are given out this often …
-pub const POD_REPORT_INTERVAL: Duration = Duration::from_secs(4);
+/// Reports that answers to one pod cause, and those of flows that the switch refuses, are given out this often …
+pub const REPORT_INTERVAL: Duration = Duration::from_secs(4);
 /// … and as many at once as this time allows: sixteen. The rest is counted.
-pub const POD_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
+pub const REPORT_BURST_TIME: Duration = Duration::from_secs(64);
 /// Answers to one pod that are deferred before its rules are known: as many as the kernel defers at once.
 pub const UNJUDGED_DEFERRED_MAX: usize = DEFER_BURST as usize;
 

@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use super::{restart::southbound, *};
 use crate::{
     io::input::LargeTable,
-    ovn::rows::{Encapsulation, GatewayPort, LoadBalancer},
+    ovn::rows::{Encapsulation, GatewayPort, Interface, LoadBalancer},
     policy::refused::Refusals,
     testing::answer_frame_of_ipv6,
     values::resolver::Resolver,
@@ -210,6 +210,39 @@ fn what_is_refused_to_a_namespace_is_refused_where_the_namespace_is_known_later(
     }
 }
 
+/// The name is told before OVN has the rules of its EgressFirewall, and with them the namespace of the port group.
+#[test]
+fn what_is_refused_to_a_namespace_is_refused_where_its_rules_come_later() {
+    let rules = [allow("example.com"), deny_all()];
+    for is_told_first in [false, true] {
+        let mut node = Node::with(&[]);
+        node.set_firewall(&rules);
+        if is_told_first {
+            node.answer("p1", "example.com", &[ADDRESS], 600);
+        }
+        let mut acls = acls(&rules);
+        // Of the user-defined network of the namespace, not of its default network.
+        let of_network = acls[1].1.as_mut().expect("there are two rules");
+        of_network.matches =
+            "(ip4.dst == 0.0.0.0/0 && ip4.dst != 203.0.113.0/24) && inport == @a777".into();
+        node.give(Input::Nb(NbUpdate {
+            acls,
+            ..NbUpdate::default()
+        }));
+        node.give(Input::Sb(SbUpdate {
+            logical_flows: logical_flows(&rules),
+            ..SbUpdate::default()
+        }));
+        node.answer("p1", "example.com", &[ADDRESS, [198, 51, 100, 1]], 600);
+        node.pass(Duration::from_secs(1));
+        assert_eq!(
+            node.destinations(),
+            ["198.51.100.1".to_owned()].into(),
+            "{is_told_first}"
+        );
+    }
+}
+
 /// What a Service beside so many others costs that comes, changes and goes, with so many addresses open.
 fn work_of_a_service(services: u16, open: u16) -> [usize; 3] {
     let address = |bits: u16| -> [u8; 4] {
@@ -261,6 +294,126 @@ fn a_service_costs_by_itself_and_not_by_the_others_or_by_what_is_open() {
     assert!(few.iter().all(|work| *work > 0));
     assert_eq!(few, work_of_a_service(1_000, 5));
     assert_eq!(few, work_of_a_service(10, 50));
+}
+
+/// The logical switch of a tenant's network.
+fn tenants_switch(network: &str) -> LogicalSwitch {
+    LogicalSwitch {
+        network: Some("tenant.network".to_owned()),
+        is_primary: true,
+        networks: vec![network.parse().expect("a network")],
+    }
+}
+
+/// What a tenant's network costs that comes, changes and goes, with so many names open at a port that is not on the
+/// network.
+fn work_of_a_network(names: u32) -> [usize; 3] {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    for name in 0..names {
+        let told = addresses(name * 256, 256);
+        node.answer("p1", &format!("n{name}.example.com"), &told, 600);
+    }
+    // All that is open is in the network.
+    let changes = [
+        Some(tenants_switch("11.0.0.0/8")),
+        Some(tenants_switch("11.0.0.0/9")),
+        None,
+    ];
+    changes.map(|switch| {
+        let before = node.engine.told.refused.work.get();
+        node.give(Input::Nb(NbUpdate {
+            switches: vec![(RowId::new(0x15), switch)],
+            ..NbUpdate::default()
+        }));
+        assert_eq!(node.destinations().len(), names as usize * 256);
+        node.engine.told.refused.work.get() - before
+    })
+}
+
+#[test]
+fn a_network_of_a_tenant_costs_by_itself_and_not_by_what_others_have_open() {
+    assert_eq!(work_of_a_network(1), work_of_a_network(8));
+}
+
+#[test]
+fn a_network_of_a_tenant_closes_at_its_own_ports_alone_and_only_as_long_as_it_is_there() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let row = RowId::new(0x107);
+    // The network is the pod's primary one before it has addresses.
+    let switch = |networks: &[&str]| LogicalSwitch {
+        networks: networks
+            .iter()
+            .map(|network| network.parse().expect("a network"))
+            .collect(),
+        ..tenants_switch("192.0.2.0/24")
+    };
+    let set = |node: &mut Node, networks: &[&str]| {
+        node.give(Input::Nb(NbUpdate {
+            switches: vec![(RowId::new(0x15), Some(switch(networks)))],
+            ..NbUpdate::default()
+        }));
+    };
+    set(&mut node, &[]);
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: false,
+        interfaces: vec![(
+            row,
+            Some(Interface {
+                network: Some("tenant.network".to_owned()),
+                ..interface("ns1_udn", 7, "uid-p1")
+            }),
+        )],
+    }));
+    node.add_logical_port("udn", 7, row);
+    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
+    let open = |node: &Node| {
+        let open = node.open().into_iter();
+        let open = open.map(|(src, dst, _)| (src, dst));
+        open.collect::<BTreeSet<_>>()
+    };
+    let all = open(&node);
+    assert_eq!(all.len(), 4);
+    let closed = |dst: &str| ("10.244.0.7".to_owned(), dst.to_owned());
+    let without = |closed: &[(String, String)]| {
+        let mut open = all.clone();
+        open.retain(|one| !closed.contains(one));
+        open
+    };
+    let before = node.engine.told.refused.work.get();
+    set(&mut node, &["203.0.113.1/32"]);
+    assert_eq!(open(&node), without(&[closed("203.0.113.1")]));
+    // Two addresses of the port are looked at, and one is checked.
+    assert_eq!(node.engine.told.refused.work.get() - before, 3);
+    set(&mut node, &["203.0.113.2/32"]);
+    assert_eq!(open(&node), without(&[closed("203.0.113.2")]));
+    set(&mut node, &["203.0.113.0/24"]);
+    let both = ["203.0.113.1", "203.0.113.2"].map(closed);
+    assert_eq!(open(&node), without(&both));
+    set(&mut node, &[]);
+    assert_eq!(open(&node), all);
+}
+
+/// ovs-vswitchd tells the network of an interface later than the interface.
+#[test]
+fn a_port_whose_network_is_another_one_is_checked_again() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.give(Input::Nb(NbUpdate {
+        switches: vec![(RowId::new(0x15), Some(tenants_switch("203.0.113.1/32")))],
+        ..NbUpdate::default()
+    }));
+    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
+    let row = node.pods["ns1_p1"];
+    for (network, open) in [(Some("tenant.network"), 1), (None, 2)] {
+        let interface = Interface {
+            network: network.map(str::to_owned),
+            ..interface("ns1_p1", 5, "uid-p1")
+        };
+        node.give(Input::Interfaces(InterfaceUpdate {
+            reset: false,
+            interfaces: vec![(row, Some(interface))],
+        }));
+        assert_eq!(node.destinations().len(), open, "{network:?}");
+    }
 }
 
 #[test]

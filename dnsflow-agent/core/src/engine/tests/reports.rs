@@ -1,6 +1,10 @@
 //! What people are told.
 
 use super::*;
+use crate::values::limits::{REPORT_BURST_TIME, REPORT_INTERVAL};
+
+/// As many reports are given out at once.
+const BURST: u64 = REPORT_BURST_TIME.as_secs() / REPORT_INTERVAL.as_secs();
 
 #[test]
 fn readiness_means_that_everything_was_read_and_compared() {
@@ -173,4 +177,35 @@ fn a_refusal_is_told_and_counted() {
         batch: BatchId(999),
         result: Ok(()),
     });
+}
+
+/// The table of the switch is full: it refuses the flows of each answer.
+#[test]
+fn flows_that_the_switch_refuses_are_reported_some_times_and_counted() {
+    let told = addresses(0, 200);
+    let tell = |node: &mut Node| {
+        for (at, address) in told.iter().enumerate() {
+            node.answer("p1", &format!("n{at}.example.com"), &[*address], 600);
+        }
+    };
+    let reported = |node: &mut Node| {
+        let reports = std::mem::take(&mut node.reports).into_iter();
+        let of_refusals = reports.filter(|report| matches!(report, Report::FlowsRefused { .. }));
+        of_refusals.count() as u64
+    };
+    let rules = [allow("example.com"), deny_all()];
+    let mut twin = Node::with(&rules);
+    tell(&mut twin);
+    let mut node = Node::with(&rules);
+    node.refused = twin.switch.into_keys().collect();
+    tell(&mut node);
+    let at_once = reported(&mut node);
+    // The answers take some time.
+    assert!((BURST..=BURST + 1).contains(&at_once), "{at_once}");
+    let counters = node.engine.counters();
+    assert_eq!(counters.flows_refused, 200);
+    assert_eq!(counters.reports_left_out, 200 - at_once);
+    // A comparison tries them again, in one batch.
+    node.pass(COMPARE_INTERVAL);
+    assert_eq!(reported(&mut node), 1);
 }

@@ -1,6 +1,8 @@
 //! Flows that someone else has removed: how they are restored.
 
-use super::*;
+use std::collections::VecDeque;
+
+use super::{limits::many, under_way::compare, *};
 use crate::values::limits::{RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX};
 
 /// A node with so many addresses open, all of which the switch has lost.
@@ -42,6 +44,34 @@ fn lost_flows_are_restored_some_at_a_time() {
             .iter()
             .any(|report| matches!(report, Report::Restored { flows } if *flows == addresses))
     );
+}
+
+/// The switch answers dumps, and confirms no batch.
+#[test]
+fn an_address_waits_once_however_often_its_flows_are_found_lost() {
+    const PORTS: usize = 256;
+    let restored = RESTORING_MAX * RESTORE_MAX / PORTS;
+    let left = 4;
+    let mut node = Node::with(&[many(allow("example.com"), PORTS), deny_all()]);
+    let told = addresses(0, (restored + left) as u32);
+    for address in told {
+        node.answer("p1", "example.com", &[address], 3600);
+    }
+    assert_eq!(node.switch.len(), (restored + left) * PORTS);
+    for (key, (cookie, _)) in std::mem::take(&mut node.switch) {
+        node.give(Input::FlowLost { key, cookie });
+    }
+    node.waiting = Some(VecDeque::new());
+    node.pass(RESTORE_DELAY);
+    for _ in 0..4 {
+        compare(&mut node);
+        let [.., lost, _] = node.engine.switch.sizes();
+        assert_eq!(lost, left);
+    }
+    node.remove_interface("p1");
+    compare(&mut node);
+    let [.., lost, _] = node.engine.switch.sizes();
+    assert_eq!(lost, 0, "the pod is gone");
 }
 
 #[test]

@@ -269,7 +269,7 @@ fn is_difference(report: &Report) -> bool {
 }
 
 /// A dump comes before all that waits.
-fn compare(node: &mut Node) {
+pub(super) fn compare(node: &mut Node) {
     node.engine.switch.read_counters(node.now);
     node.pass(Duration::ZERO);
     let is_dump = |command: &Command| matches!(command, Command::Ask(FlowQuestion::Dump));

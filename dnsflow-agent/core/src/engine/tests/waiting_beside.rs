@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     ovn::rows::Encapsulation,
+    policy::plan::keys_of,
     values::limits::{CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, REMOVALS_WAITING_MAX, UNKNOWN_MAX},
 };
 
@@ -80,6 +81,45 @@ fn what_waits_for_a_logical_port_that_has_gone_is_not_there_when_it_comes_back()
         node.carry_out_next();
     }
     assert_eq!(node.open().len(), 0);
+}
+
+/// A pod has two ports with one address, on two networks. One update takes the logical port of the second away, and a
+/// rule.
+#[test]
+fn what_an_edit_closes_does_not_wait_because_a_port_with_the_same_address_goes() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut node = Node::with(&rules);
+    let row = RowId::new(0x107);
+    node.add_interface("udn", 5, "uid-p1", row);
+    let binding = PortBinding {
+        tunnel_key: 7,
+        ..port_binding("ns1_udn", 5)
+    };
+    let of_one = node.group();
+    node.pods.insert("ns1_udn".to_owned(), row);
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(row, Some(binding))],
+        port_groups: vec![node.group()],
+        ..SbUpdate::default()
+    }));
+    for name in 0..2 {
+        let told = addresses(name * 256, 256);
+        node.answer("p1", &format!("n{name}.example.com"), &told, 600);
+    }
+    assert_eq!(node.open().len(), 2 * 512);
+    node.waiting = Some(VecDeque::new());
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(row, None)],
+        port_groups: vec![of_one],
+        logical_flows: vec![(logical_flow_row(0), None)],
+        ..SbUpdate::default()
+    }));
+    let sent = node.waiting.as_ref().map_or(0, VecDeque::len);
+    for _ in 0..sent {
+        node.carry_out_next();
+    }
+    let of_one = |key: &&FlowKey| keys_of(key).is_some_and(|keys| keys.port == 5);
+    assert_eq!(node.of_rules().filter(of_one).count(), 0);
 }
 
 /// An address of a pod has ended, and its flow waits to be removed behind those of others. The address comes to be
@@ -261,37 +301,52 @@ fn flows_in_place_of_refused_marks_do_not_stand_before_what_opens_for_another() 
     );
 }
 
+/// A name of one address has ended beside others of so many that `ADDRESS` waits to be removed (`waits`). From now on,
+/// commands wait.
+fn with_removals_that_wait(waits: bool) -> Node {
+    let mut node = Node::with(&[allow("example.com"), allow("other.test"), deny_all()]);
+    let ttl = if waits { 1 } else { 600 };
+    node.answer("p1", "www.other.test", &[ADDRESS], ttl);
+    for name in 0..15 {
+        let told = addresses(name * 256, 256);
+        node.answer("p1", &format!("n{name}.example.com"), &told, 1);
+    }
+    node.pass(MIN_TTL - Duration::from_secs(1));
+    node.waiting = Some(VecDeque::new());
+    node.pass(Duration::from_secs(2));
+    while !node.waiting.iter().flatten().any(is_dump) {
+        node.pass(Duration::from_secs(1));
+    }
+    let waiting = node.waiting.as_mut().expect("commands wait");
+    let at = waiting.iter().position(is_dump).expect("it waits");
+    let dump = waiting.remove(at).expect("it waits");
+    waiting.push_front(dump);
+    assert!(node.carry_out_next());
+    node
+}
+
+/// A logical switch with these networks comes.
+fn add_switch(node: &mut Node, network: Option<&str>, networks: &[&str]) {
+    let networks = networks.iter();
+    let switch = LogicalSwitch {
+        network: network.map(str::to_owned),
+        is_primary: false,
+        networks: networks
+            .map(|network| network.parse().expect("a network"))
+            .collect(),
+    };
+    node.give(Input::Nb(NbUpdate {
+        switches: vec![(RowId::new(0x15), Some(switch))],
+        ..NbUpdate::default()
+    }));
+}
+
 /// An address has ended and its flow waits to be removed. The network of the address comes to be one of the cluster.
 #[test]
 fn what_has_ended_is_closed_when_its_network_comes_to_be_refused() {
     for waits in [false, true] {
-        let mut node = Node::with(&[allow("example.com"), allow("other.test"), deny_all()]);
-        let ttl = if waits { 1 } else { 600 };
-        node.answer("p1", "www.other.test", &[ADDRESS], ttl);
-        for name in 0..15 {
-            let told = addresses(name * 256, 256);
-            node.answer("p1", &format!("n{name}.example.com"), &told, 1);
-        }
-        node.pass(MIN_TTL - Duration::from_secs(1));
-        node.waiting = Some(VecDeque::new());
-        node.pass(Duration::from_secs(2));
-        while !node.waiting.iter().flatten().any(is_dump) {
-            node.pass(Duration::from_secs(1));
-        }
-        let waiting = node.waiting.as_mut().expect("commands wait");
-        let at = waiting.iter().position(is_dump).expect("it waits");
-        let dump = waiting.remove(at).expect("it waits");
-        waiting.push_front(dump);
-        assert!(node.carry_out_next());
-        let switch = LogicalSwitch {
-            network: None,
-            is_primary: false,
-            networks: vec!["203.0.113.0/24".parse().expect("a network")],
-        };
-        node.give(Input::Nb(NbUpdate {
-            switches: vec![(RowId::new(0x15), Some(switch))],
-            ..NbUpdate::default()
-        }));
+        let mut node = with_removals_that_wait(waits);
+        add_switch(&mut node, None, &["203.0.113.0/24"]);
         for _ in 0..node.waiting.as_ref().map_or(0, VecDeque::len) {
             node.carry_out_next();
         }
@@ -359,4 +414,21 @@ fn a_denial_waits_for_no_more_changes_than_is_said() {
         let before: usize = before.sum();
         assert!(before <= SAID, "{others} others: {before} changes");
     }
+}
+
+/// A tenant has a network with the addresses whose flows wait to be removed for a pod of others.
+#[test]
+fn what_has_ended_for_others_does_not_go_at_once_because_a_tenant_has_a_network_there() {
+    let mut node = with_removals_that_wait(true);
+    for _ in 0..node.waiting.as_ref().map_or(0, VecDeque::len) {
+        node.carry_out_next();
+    }
+    let before = node.open().len();
+    assert!(before > 2 * CHANGES_UNDER_WAY_MAX);
+    add_switch(&mut node, Some("tenant.network"), &["11.0.0.0/8"]);
+    let changes = node.waiting.iter().flatten().map(|command| match command {
+        Command::Apply { changes, .. } => changes.len(),
+        _ => 0,
+    });
+    assert!(changes.sum::<usize>() <= 2 * CHANGES_UNDER_WAY_MAX);
 }

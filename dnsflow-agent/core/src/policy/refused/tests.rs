@@ -187,15 +187,15 @@ fn networks_that_the_cluster_tells_replace_those_told_before_up_to_a_limit() {
     let mut refused = owner();
     let mut out = Output::default();
     let learn = |pods: BTreeSet<IpNet>| changes([(Concerned::Everybody, pods)].into(), []);
-    let judge =
+    let check =
         |refused: &RefusedAddresses, text: &str| refused.check(address(text), &row(None), None);
     refused.learn(
         learn(networks(&["10.132.0.0/14"]).into_iter().collect()),
         &mut out,
     );
-    assert_eq!(judge(&refused, "10.132.0.1"), Err(Refused::Cluster));
+    assert_eq!(check(&refused, "10.132.0.1"), Err(Refused::Cluster));
     refused.learn(learn(BTreeSet::new()), &mut out);
-    assert_eq!(judge(&refused, "10.132.0.1"), Ok(()));
+    assert_eq!(check(&refused, "10.132.0.1"), Ok(()));
     // Of too many, the smallest are left out.
     let small = (0..CLUSTER_NETWORKS_MAX).map(|i| {
         let bits = 0x0a00_0000 + 2 * u32::try_from(i).expect("few");
@@ -209,7 +209,7 @@ fn networks_that_the_cluster_tells_replace_those_told_before_up_to_a_limit() {
         _ => None,
     });
     assert_eq!(left_out, Some(1));
-    assert_eq!(judge(&refused, "192.0.2.1"), Err(Refused::Cluster));
+    assert_eq!(check(&refused, "192.0.2.1"), Err(Refused::Cluster));
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn changes<const N: usize>(
 
 /// Pods come and go behind Services. Nobody was told their addresses.
 #[test]
-fn of_the_addresses_that_services_lead_to_those_of_pods_are_not_judged_again() {
+fn of_the_addresses_that_services_lead_to_those_of_pods_are_not_checked_again() {
     let mut refused = owner();
     let pods = networks(&["10.244.0.0/16"]).into_iter().collect();
     let pods = PodNetworks::from([(Concerned::Everybody, pods)]);
@@ -313,8 +313,11 @@ fn of_the_addresses_that_services_lead_to_those_of_pods_are_not_judged_again() {
         };
         refused.learn(changes, &mut Output::default())
     };
-    assert_eq!(learn(&["10.244.0.5", "10.244.7.6"]), Rejudged::Nothing);
-    let outside = Rejudged::Addresses([address("203.0.113.1")].into());
+    assert!(learn(&["10.244.0.5", "10.244.7.6"]).is_empty());
+    let outside = Recheck {
+        addresses: [address("203.0.113.1")].into(),
+        networks: BTreeMap::new(),
+    };
     assert_eq!(learn(&["10.244.0.5", "203.0.113.1"]), outside);
 }
 
@@ -370,8 +373,13 @@ fn the_clusters_networks_are_refused_once_they_are_known() {
     let pods = networks(&["203.0.113.0/24"]).into_iter().collect();
     let pods: PodNetworks = [(Concerned::Everybody, pods)].into();
     let mut learn = |pods| refused.learn(changes(pods, []), &mut out);
-    assert_eq!(learn(pods.clone()), Rejudged::All);
-    assert_eq!(learn(pods), Rejudged::Nothing);
+    let all = Networks::new(networks(&["203.0.113.0/24"]));
+    let recheck = Recheck {
+        addresses: BTreeSet::new(),
+        networks: [(Concerned::Everybody, all)].into(),
+    };
+    assert_eq!(learn(pods.clone()), recheck);
+    assert!(learn(pods).is_empty());
     assert!(take_out(&mut refused, "203.0.113.1", NOW, &mut out));
     assert_eq!(refused.counts()[Refused::Cluster], 1);
 }
@@ -424,7 +432,7 @@ fn what_belongs_to_a_user_defined_network_concerns_its_own_ports_alone() {
         left_out: 0,
     };
     assert_eq!(out.reports, [told]);
-    let judge = |text: &str, network: Option<&str>, namespace: &str| {
+    let check = |text: &str, network: Option<&str>, namespace: &str| {
         refused.check(address(text), &row(network), Some(namespace))
     };
     let cases = [
@@ -435,10 +443,10 @@ fn what_belongs_to_a_user_defined_network_concerns_its_own_ports_alone() {
         ("198.51.100.1", None, "ns4", Err(Refused::Cluster)),
         ("10.244.7.1", Some("udn3"), "ns3", Err(Refused::Cluster)),
     ];
-    for (text, network, namespace, judged) in cases {
+    for (text, network, namespace, checked) in cases {
         assert_eq!(
-            judge(text, network, namespace),
-            judged,
+            check(text, network, namespace),
+            checked,
             "{text} {network:?} {namespace}"
         );
     }
@@ -453,28 +461,29 @@ fn services_and_nodes_are_refused_in_every_form_and_only_as_long_as_they_are_the
         ..Owners::default()
     };
     let owned = [("10.96.0.1", service), ("192.0.2.9", a_node())];
-    let changed = refused.learn(changes(PodNetworks::new(), owned), &mut out);
+    let recheck = refused.learn(changes(PodNetworks::new(), owned), &mut out);
     let addresses = BTreeSet::from(["10.96.0.1", "192.0.2.9"].map(address));
-    assert_eq!(changed, Rejudged::Addresses(addresses.clone()));
+    assert_eq!(recheck.addresses, addresses);
+    assert_eq!(recheck.networks, BTreeMap::new());
     let form = "64:ff9b::192.0.2.9".parse().expect("an address");
     assert!(refused.is_form_of_any(form, &addresses));
-    let judge =
+    let check =
         |refused: &RefusedAddresses, text: &str| refused.check(address(text), &row(None), None);
-    for (text, judged) in [
+    for (text, checked) in [
         ("10.96.0.1", Err(Refused::Service)),
         ("::ffff:10.96.0.1", Err(Refused::Service)),
         ("192.0.2.9", Err(Refused::Node)),
         ("64:ff9b::192.0.2.9", Err(Refused::Node)),
         ("10.96.0.2", Ok(())),
     ] {
-        assert_eq!(judge(&refused, text), judged, "{text}");
+        assert_eq!(check(&refused, text), checked, "{text}");
     }
     refused.learn_dns([address("10.96.0.10")].into(), &mut out);
-    assert_eq!(judge(&refused, "10.96.0.10"), Err(Refused::Service));
+    assert_eq!(check(&refused, "10.96.0.10"), Err(Refused::Service));
     let gone = [("10.96.0.1", Owners::default())];
     refused.learn(changes(PodNetworks::new(), gone), &mut out);
-    assert_eq!(judge(&refused, "10.96.0.1"), Ok(()));
-    assert_eq!(judge(&refused, "10.96.0.10"), Err(Refused::Service));
+    assert_eq!(check(&refused, "10.96.0.1"), Ok(()));
+    assert_eq!(check(&refused, "10.96.0.10"), Err(Refused::Service));
 }
 
 #[test]
@@ -490,13 +499,13 @@ fn behind_a_nat64_prefix_the_ipv4_address_decides() {
     ];
     for (prefix, example) in examples {
         let prefix: Nat64Prefix = prefix.parse().expect("a prefix");
-        let judge = |denied: &[&str]| {
+        let check = |denied: &[&str]| {
             let denied = self::denied(denied);
             let refusals = Refusals::new(&[], &denied, &[], &[prefix]).expect("few");
             refusals.check(address(example))
         };
-        assert_eq!(judge(&["192.0.2.33"]), Err(Refused::Denied), "{prefix:?}");
-        assert_eq!(judge(&["192.0.2.32"]), Ok(()), "{prefix:?}");
+        assert_eq!(check(&["192.0.2.33"]), Err(Refused::Denied), "{prefix:?}");
+        assert_eq!(check(&["192.0.2.32"]), Ok(()), "{prefix:?}");
     }
     for bad in ["2001:db8::/33", "192.0.2.0/24", "2001:db8::", "x"] {
         assert!(bad.parse::<Nat64Prefix>().is_err(), "{bad}");
@@ -774,8 +783,14 @@ impl Rows {
     }
 }
 
-/// How each address is judged for each kind of pod.
-fn judgements(refused: &RefusedAddresses) -> BTreeMap<IpAddr, Vec<Result<(), Refused>>> {
+/// The kinds of pods: their networks and namespaces.
+fn kinds() -> impl Iterator<Item = (Option<&'static str>, Option<&'static str>)> {
+    let networks = NETWORKS.iter();
+    networks.flat_map(|network| [None, Some("ns1")].map(|namespace| (*network, namespace)))
+}
+
+/// Whether each address is refused to each kind of pod.
+fn checks(refused: &RefusedAddresses) -> BTreeMap<IpAddr, Vec<Result<(), Refused>>> {
     let forms = ADDRESSES
         .iter()
         .map(|text| address(text))
@@ -783,20 +798,17 @@ fn judgements(refused: &RefusedAddresses) -> BTreeMap<IpAddr, Vec<Result<(), Ref
             IpAddr::V4(inner) => disguises(inner).into_iter().chain([address]).collect(),
             IpAddr::V6(_) => vec![address],
         });
-    let judge = |address: IpAddr| {
-        let pods = NETWORKS
-            .iter()
-            .flat_map(|network| [None, Some("ns1")].map(|ns| (*network, ns)));
-        let judged = pods.map(|(network, ns)| refused.check(address, &row(network), ns));
-        (address, judged.collect())
+    let check = |address: IpAddr| {
+        let checked = kinds().map(|(network, ns)| refused.check(address, &row(network), ns));
+        (address, checked.collect())
     };
-    forms.map(judge).collect()
+    forms.map(check).collect()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever has changed before, what is refused is what all rows come to, and whatever is judged otherwise is told.
+    /// Whatever has changed before, what is refused is what all rows come to, and whatever has changed is told to whom it concerns.
     #[test]
     fn changes_of_rows_come_to_what_all_rows_do(steps in proptest::collection::vec(step(), 1..30)) {
         let mut out = Output::default();
@@ -827,28 +839,24 @@ proptest! {
                     rows.read_again(&mut view);
                 }
                 Step::Learn => {
-                    let before = judgements(&refused);
-                    let rejudged = match view.take_cluster_changes() {
-                        Some(changes) => refused.learn(changes, &mut out),
-                        None => Rejudged::Nothing,
-                    };
+                    let before = checks(&refused);
+                    let changes = view.take_cluster_changes();
+                    let recheck = changes.map(|changes| refused.learn(changes, &mut out));
+                    let recheck = recheck.unwrap_or_default();
                     let (learned, shared) = rows.learned();
                     prop_assert_eq!(&refused.refusals.learned, &learned);
                     prop_assert_eq!(&refused.shared, &shared);
                     let mut overridden = refused.refusals.overridden();
                     overridden.retain(|_, reasons| !reasons.is_empty());
                     prop_assert_eq!(&refused.overridden, &overridden);
-                    let now = judgements(&refused);
-                    for (address, judged) in now.iter().filter(|(address, judged)| before[address] != **judged) {
-                        let is_told = match (&rejudged, address) {
-                            (Rejudged::Nothing, _) => false,
-                            (Rejudged::All, _) => true,
-                            (Rejudged::Addresses(addresses), IpAddr::V4(_)) => addresses.contains(address),
-                            (Rejudged::Addresses(addresses), IpAddr::V6(form)) => {
-                                addresses.contains(address) || refused.is_form_of_any(*form, addresses)
-                            }
-                        };
-                        prop_assert!(is_told, "{}: {:?}, then {:?}", address, before[address], judged);
+                    let now = checks(&refused);
+                    for (address, checked) in &now {
+                        let checked = kinds().zip(before[address].iter().zip(checked));
+                        for ((network, namespace), (before, now)) in checked.filter(|(_, (before, now))| before != now) {
+                            let networks = recheck.networks_of(&row(network), namespace);
+                            let is_told = refused.is_rechecked(*address, &recheck, &networks);
+                            prop_assert!(is_told, "{} {:?} {:?}: {:?}, then {:?}", address, network, namespace, before, now);
+                        }
                     }
                     let balancers = rows.load_balancers.values();
                     let now: BTreeSet<IpAddr> = balancers.flat_map(|row| row.backends.iter().copied()).collect();
@@ -857,11 +865,7 @@ proptest! {
                     }
                     let pods = learned.pods.get(&Concerned::Everybody);
                     for address in now.symmetric_difference(&backends) {
-                        let is_told = match &rejudged {
-                            Rejudged::Nothing => false,
-                            Rejudged::Addresses(addresses) => addresses.contains(address),
-                            Rejudged::All => true,
-                        };
+                        let is_told = refused.is_rechecked(*address, &recheck, &recheck.networks_of_all());
                         let is_pod = pods.is_some_and(|pods| pods.contains(*address));
                         prop_assert!(is_told || is_pod, "{} is not told", address);
                     }

@@ -429,3 +429,31 @@ fn a_start_leaves_no_flow_without_its_sentinel_flow() {
         run(way, before.clone(), restart.clone(), Vec::new());
     }
 }
+
+/// Found by the test above: a mark that no snapshot knows stayed with its flows, although a rule denies the name of one
+/// of them now.
+#[test]
+fn a_start_leaves_no_mark_where_a_rule_has_come_to_deny() {
+    let rules = vec![allow("a.test"), allow("a.test"), deny_all()];
+    let before = vec![
+        Step::Edit(First::Manifest, rules),
+        Step::Answer {
+            pod: 0,
+            name: 2,
+            host: 1,
+            ttl: 0,
+        },
+    ];
+    let restart = Restart {
+        snapshot: Left::Nothing,
+        away: 0,
+        clock_step: 0,
+        edited: Some(vec![deny("a.test"), deny_all()]),
+        recreated: None,
+        lost: 0,
+        is_used: false,
+    };
+    for way in WAYS {
+        run(way, before.clone(), restart.clone(), Vec::new());
+    }
+}
