@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use crate::{
     Timestamp,
     cache::snapshot::SavedName,
+    policy::plan::Deciding,
     values::{limits::NAMES_PER_ADDRESS_MAX, name::DomainName, resolver::ServerId},
 };
 
@@ -115,11 +116,16 @@ pub(crate) struct Names {
     denied: usize,
     /// When the last one ends, as far as that is known.
     last_end: Option<Timestamp>,
+    /// The rules that decide over the plan, if there are more names than are kept of allowed ones.
+    deciding: Option<Box<Deciding>>,
     /// The names by their rules, if there are as many as are kept and a further one has asked for them.
     by_rules: Option<Box<ByRules>>,
     /// How many names were looked at for further ones.
     #[cfg(test)]
     pub(in crate::cache) looked_at: usize,
+    /// How many names were looked at for whatever reason.
+    #[cfg(test)]
+    pub(in crate::cache) work: std::cell::Cell<usize>,
 }
 
 impl Names {
@@ -141,6 +147,8 @@ impl Names {
 
     /// The names with their terms.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&DomainName, &Term)> {
+        #[cfg(test)]
+        self.work.update(|work| work + self.len());
         self.terms.iter().map(|(name, term)| (name, term))
     }
 
@@ -237,7 +245,7 @@ impl Names {
         if let Some(by_rules) = &mut self.by_rules {
             by_rules.remove(name);
         }
-        self.last_end = None;
+        (self.last_end, self.deciding) = (None, None);
         let (_, term) = self.terms.remove(at);
         self.denied -= usize::from(term.is_denied);
         Some(term)
@@ -297,6 +305,18 @@ impl Names {
                 term.origin = Origin::InUse;
             }
         }
+    }
+
+    // Their rules.
+
+    /// Takes the rules that decided over the last plan, if no name has gone since.
+    pub(crate) fn take_deciding(&mut self) -> Option<Box<Deciding>> {
+        self.deciding.take()
+    }
+
+    /// These rules have decided over a plan.
+    pub(crate) fn set_deciding(&mut self, deciding: Deciding) {
+        self.deciding = Some(Box::new(deciding));
     }
 
     // A further name at an address with as many as are kept.
