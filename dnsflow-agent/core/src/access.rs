@@ -25,7 +25,10 @@ use crate::{
     pods::{budget::FlowBudget, ports::Ports},
     policy::{
         Mention, Policy,
-        plan::{FormerFlows, Plan, Planner, PortFacts, Room, in_order, keys_of, matched_by_any},
+        plan::{
+            Basis, FormerFlows, ManyNames, MatchedRules, Plan, Planner, PortFacts, Room, in_order,
+            keys_of, matched_by_any,
+        },
         refused::{ChangedNetworks, Recheck, Refusal, Refused, RefusedAddresses},
         rules::ChangedRules,
     },
@@ -34,7 +37,7 @@ use crate::{
         firewall::RuleAction,
         flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
         ids::PortId,
-        limits::{Limit, MARK_SLACK},
+        limits::{Limit, MARK_SLACK, NAMES_PER_ADDRESS_MAX},
         name::DomainName,
     },
 };
@@ -412,6 +415,8 @@ impl Access<'_> {
         let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
         let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
         let released = self.released(now);
+        let policy = self.policy;
+        let version = || policy.rules_version(&port.row);
         let mut opens = false;
         for address in addresses {
             let denies = |name: &DomainName| sets.iter().any(|set| set.denies(name));
@@ -422,10 +427,26 @@ impl Access<'_> {
                 continue;
             };
             let planner = &mut self.plans.planner;
-            let plan = facts.map(|facts| plan(planner, facts, entry, (address, room), now));
+            let (plan, is_cut) = match facts {
+                Some(facts) => {
+                    let planning = Planning {
+                        address,
+                        room,
+                        version: &version,
+                        further: None,
+                        may_stay: false,
+                        now,
+                    };
+                    plan(planner, facts, entry, planning)
+                }
+                None => {
+                    entry.names.take_deciding();
+                    (None, false)
+                }
+            };
             let before = batch.len();
-            let (plan, is_cut) = plan.unwrap_or_default();
             self.cache.planned(port_id, address, room, is_cut);
+            let plan = plan.unwrap_or_default();
             let enforced = self.cache.enforce(port_id, address, plan, batch);
             if let Some(awaited) = self.cache.awaits(port_id, address) {
                 batch.awaits(awaited);
@@ -815,15 +836,55 @@ fn standing(
     Standing { claim, alike }
 }
 
-/// The flows that follow from names, rules and adopted flows. Adopted flows that deny are kept for
+/// An address that is planned.
+struct Planning<'a> {
+    address: IpAddr,
+    room: Room,
+    /// Gives another number when the rules for the port may be others.
+    version: &'a dyn Fn() -> u64,
+    /// The rules of the name that has come since the last plan, if one has.
+    further: Option<&'a MatchedRules>,
+    /// Whether nothing else has changed since then.
+    may_stay: bool,
+    now: Timestamp,
+}
+
+/// The flows that follow from names, rules and adopted flows; `None` if they stay. Adopted flows that deny are kept for
 /// longer.
 fn plan(
     planner: &mut Planner,
     facts: PortFacts<'_>,
     entry: &mut Entry,
-    (address, room): (IpAddr, Room),
-    now: Timestamp,
-) -> (Plan, bool) {
+    planning: Planning<'_>,
+) -> (Option<Plan>, bool) {
+    let Planning {
+        address,
+        room,
+        version,
+        further,
+        may_stay,
+        now,
+    } = planning;
+    if entry.names.len() > NAMES_PER_ADDRESS_MAX && entry.adopted.is_none() {
+        let known = entry.names.take_deciding();
+        let is_denied = entry.is_denied();
+        let many = ManyNames {
+            names: entry.names.keys(),
+            basis: Basis {
+                version: version(),
+                room,
+                denials_only: entry.is_refused,
+                is_denied,
+            },
+            known: known.map(|known| *known),
+            further: further.map(|rules| &rules[..]),
+            // An address without a denied name may get a mark in place of its flows.
+            may_stay: may_stay && is_denied,
+        };
+        let (plan, is_cut, deciding) = planner.for_many(facts, address, many);
+        entry.names.set_deciding(deciding);
+        return (plan, is_cut);
+    }
     let denies = |rule: &(usize, usize)| {
         let (set, rule) = *rule;
         facts.sets[set].rules()[rule].action == RuleAction::Deny
@@ -850,5 +911,5 @@ fn plan(
         planner.end_marks(facts, address, &mut plan);
         in_order(&mut plan);
     }
-    (plan, is_cut)
+    (Some(plan), is_cut)
 }

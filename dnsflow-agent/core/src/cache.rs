@@ -308,7 +308,7 @@ impl Cache {
             Ok(()) => {
                 learned.is_news = true;
                 let may_fill = self.add(told);
-                self.look_in_time(told.port, told.address);
+                self.look_by(key, told.term.end());
                 self.prolong_mark(key, batch);
                 may_fill
             }

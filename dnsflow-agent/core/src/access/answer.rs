@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Access, plan, whose};
+use super::{Access, Planning, plan, whose};
 use crate::{
     Timestamp,
     cache::Resolution,
@@ -290,6 +290,8 @@ impl Access<'_> {
         let facts = self.policy.facts(id, &port.row, &sets);
         let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
         let is_dry_run = is_dry_run(&sets);
+        let policy = self.policy;
+        let version = || policy.rules_version(&port.row);
         // The flows of this name, by family and room. Nearly every address has only this name.
         let mut of_name: BTreeMap<(bool, Room), (Plan, bool)> = BTreeMap::new();
         let name = &reading.answer.name;
@@ -353,25 +355,42 @@ impl Access<'_> {
             let planner = &mut self.plans.planner;
             let is_alone = entry.names.len() == 1 && entry.names.until(name).is_some();
             let (plan, is_cut) = match facts {
-                Some(facts) if is_alone && entry.adopted.is_none() && !entry.is_refused => of_name
-                    .entry((address.is_ipv6(), room))
-                    .or_insert_with(|| planner.for_rules(facts, *address, matched, room))
-                    .clone(),
-                Some(facts) => plan(planner, facts, entry, (*address, room), now),
-                None => (Plan::new(), false),
+                Some(facts) if is_alone && entry.adopted.is_none() && !entry.is_refused => {
+                    let (plan, is_cut) = of_name
+                        .entry((address.is_ipv6(), room))
+                        .or_insert_with(|| planner.for_rules(facts, *address, matched, room))
+                        .clone();
+                    (Some(plan), is_cut)
+                }
+                Some(facts) => {
+                    let planning = Planning {
+                        address: *address,
+                        room,
+                        version: &version,
+                        further: is_news.then_some(matched),
+                        may_stay: is_news && !is_again && !lacks_flows && !is_dry_run,
+                        now,
+                    };
+                    plan(planner, facts, entry, planning)
+                }
+                None => {
+                    entry.names.take_deciding();
+                    (Some(Plan::new()), false)
+                }
             };
             self.cache.planned(id, *address, room, is_cut);
             let plan = match is_dry_run {
                 true => {
-                    if !plan.is_empty() && !is_denied {
+                    if plan.is_some_and(|plan| !plan.is_empty()) && !is_denied {
                         outcome.would_open.insert(*address);
                         opens = true;
                     }
-                    Plan::new()
+                    Some(Plan::new())
                 }
                 false => plan,
             };
-            let enforced = self.cache.enforce(id, *address, plan, batch);
+            let enforced = plan.map(|plan| self.cache.enforce(id, *address, plan, batch));
+            let enforced = enforced.unwrap_or_default();
             if lacks_flows {
                 self.cache.replace_mark(id, *address, batch);
             }

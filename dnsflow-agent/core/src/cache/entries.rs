@@ -368,27 +368,27 @@ impl Entries {
 }
 
 impl Entry {
-    /// The ends of the names and of the adopted flows.
-    fn ends(&self) -> impl Iterator<Item = Timestamp> {
-        let adopted = self.adopted.as_ref().map(|adopted| adopted.term.end());
-        self.names.ends().chain(adopted)
+    /// The end of the adopted flows.
+    fn end_of_adopted(&self) -> Option<Timestamp> {
+        let adopted = self.adopted.as_ref();
+        adopted.map(|adopted| adopted.term.end())
     }
 
     /// The next end of a name or of the adopted flows.
     pub(super) fn due(&self) -> Option<Timestamp> {
-        self.ends().min()
+        self.names.ends().chain(self.end_of_adopted()).min()
     }
 
     /// The last end of a name or of the adopted flows.
     pub(super) fn ends_at(&self) -> Timestamp {
-        self.ends().max().unwrap_or_default()
+        let last = self.names.last_end().max(self.end_of_adopted());
+        last.unwrap_or_default()
     }
 
     /// Whether a rule denies a name of the address, or adopted flows deny the address.
     pub(crate) fn is_denied(&self) -> bool {
         let adopted = self.adopted.as_ref();
-        self.names.iter().any(|(_, term)| term.is_denied)
-            || adopted.is_some_and(|adopted| adopted.term.is_denied)
+        self.names.denied() > 0 || adopted.is_some_and(|adopted| adopted.term.is_denied)
     }
 
     /// Whether the entry has neither names nor adopted flows.

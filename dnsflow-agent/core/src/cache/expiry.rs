@@ -33,6 +33,13 @@ impl Cache {
         }
     }
 
+    /// Makes sure that an entry is looked at no later than at the end of a name that has come.
+    pub(super) fn look_by(&mut self, key: Key, end: Timestamp) {
+        if let Some(entry) = self.ports.entry_mut(key) {
+            self.due.look_by(key, &mut entry.look, end);
+        }
+    }
+
     /// Looks at the entries that are due. Entries without flows end. The others are decided over
     /// when the switch has told whether they are in use ([`Cache::take_undecided`]).
     pub(crate) fn expire(&mut self, batch: &mut Batch) {

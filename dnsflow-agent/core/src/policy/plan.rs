@@ -3,6 +3,8 @@
 //! The plan is a function of the port, the address, its names and the rules, and of the room for its flows. Nothing
 //! remembers how a flow came about: when a rule changes, the new plan is compared with the old one.
 
+mod deciding;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
@@ -27,6 +29,8 @@ use crate::{
         name::DomainName,
     },
 };
+
+pub(crate) use deciding::{Basis, Deciding, ManyNames};
 
 /// The register that holds the logical input port (`MFF_LOG_INPORT` in OVN's
 /// `include/ovn/logical-fields.h`).
@@ -141,6 +145,17 @@ pub struct PortFacts<'a> {
     pub mark_mask: Option<u32>,
     /// The OpenFlow table in which marks end, if the port's packets have groups and OVN has such a table.
     pub marks_end: Option<u8>,
+}
+
+impl PortFacts<'_> {
+    /// How many of the port's own addresses are of this family.
+    fn sources(&self, v6: bool) -> usize {
+        sources(self.addresses, v6)
+    }
+}
+
+fn sources(addresses: &[IpAddr], v6: bool) -> usize {
+    addresses.iter().filter(|src| src.is_ipv6() == v6).count()
 }
 
 /// The templates of a plan, in the order of [`FlowTemplate::cmp_key`], no key twice.
@@ -260,21 +275,35 @@ pub(crate) fn fitting(
     matched: &[(usize, usize)],
     room: Room,
 ) -> Option<Fitting> {
-    let sources = addresses.iter().filter(|src| src.is_ipv6() == v6).count();
+    fitting_among(sets, addresses, v6, (matched, false), room)
+}
+
+/// The same, where the rules may be those of more names than there is room for flows (`is_crowded`): none has a part.
+fn fitting_among(
+    sets: &[&RuleSet],
+    addresses: &[IpAddr],
+    v6: bool,
+    (matched, is_crowded): (&[(usize, usize)], bool),
+    room: Room,
+) -> Option<Fitting> {
+    let sources = sources(addresses, v6);
     let rule = |(set, rule): (usize, usize)| &sets[set].rules()[rule];
     let count = |place| rule(place).flow_count(v6, sources);
     if matched.iter().map(|place| count(*place)).sum::<usize>() <= room.flows() {
         return None;
     }
     let mut all: Vec<(usize, usize)> = matched.to_vec();
-    all.sort_unstable_by_key(|place| (place.0, rule(*place).index, place.1));
+    all.sort_unstable_by_key(|place| place_of(sets, *place));
     all.dedup();
     let name = |place| rule(place).name.name();
     let mut wanted: BTreeMap<&DomainName, usize> = BTreeMap::new();
     for place in &all {
         *wanted.entry(name(*place)).or_default() += count(*place);
     }
-    let part = fair_part(wanted.into_values().collect(), room.flows());
+    let part = match is_crowded {
+        true => 0,
+        false => fair_part(wanted.into_values().collect(), room.flows()),
+    };
     let mut of_names: BTreeMap<&DomainName, usize> = BTreeMap::new();
     let mut used = 0;
     let mut fit = HashSet::new();
@@ -309,6 +338,11 @@ pub(crate) fn fitting(
     is_cut.then_some(fitting)
 }
 
+/// Where a rule stands among those of all sets.
+fn place_of(sets: &[&RuleSet], (set, rule): (usize, usize)) -> (usize, u32, usize) {
+    (set, sets[set].rules()[rule].index, rule)
+}
+
 /// The equal part of a room that each of those has who want so much. Whoever wants less leaves the rest to the others.
 fn fair_part(mut wanted: Vec<usize>, room: usize) -> usize {
     wanted.sort_unstable();
@@ -338,6 +372,9 @@ pub struct Planner {
     /// How many plans were made.
     #[cfg(test)]
     planned: usize,
+    /// How many names and rules were looked at for them.
+    #[cfg(test)]
+    looked_at: usize,
 }
 
 /// A rule of a port, for one address family.
@@ -385,13 +422,25 @@ impl Planner {
         matched: &[(usize, usize)],
         room: Room,
     ) -> (Plan, bool) {
+        let fitting = fitting(facts.sets, facts.addresses, to.is_ipv6(), matched, room);
+        self.for_fitting(facts, to, matched, fitting)
+    }
+
+    /// The same, where it is known which of these rules fit.
+    fn for_fitting(
+        &mut self,
+        facts: PortFacts<'_>,
+        to: IpAddr,
+        matched: &[(usize, usize)],
+        fitting: Option<Fitting>,
+    ) -> (Plan, bool) {
         #[cfg(test)]
         {
             self.planned += 1;
+            self.looked_at += matched.len();
         }
         let v6 = to.is_ipv6();
         let mut plan = Plan::new();
-        let fitting = fitting(facts.sets, facts.addresses, v6, matched, room);
         let is_cut = fitting.is_some();
         let whole = fitting.as_ref().map_or(matched, |fitting| &fitting.whole);
         for place in whole {
@@ -539,6 +588,12 @@ impl Planner {
     #[cfg(test)]
     pub(crate) fn take_planned(&mut self) -> usize {
         std::mem::take(&mut self.planned)
+    }
+
+    /// How many names and rules were looked at for plans since the last call.
+    #[cfg(test)]
+    pub(crate) fn take_looked_at(&mut self) -> usize {
+        std::mem::take(&mut self.looked_at)
     }
 
     /// The flow templates of a rule for the port; `all_traffic`: as if the rule named no ports.

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use crate::{
     Timestamp,
     cache::snapshot::SavedName,
+    policy::plan::Deciding,
     values::{limits::NAMES_PER_ADDRESS_MAX, name::DomainName, resolver::ServerId},
 };
 
@@ -111,11 +112,20 @@ impl Term {
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     terms: SmallVec<[(DomainName, Term); 1]>,
+    /// How many of them a rule denies.
+    denied: usize,
+    /// When the last one ends, as far as that is known.
+    last_end: Option<Timestamp>,
+    /// The rules that decide over the plan, if there are more names than are kept of allowed ones.
+    deciding: Option<Box<Deciding>>,
     /// The names by their rules, if there are as many as are kept and a further one has asked for them.
     by_rules: Option<Box<ByRules>>,
     /// How many names were looked at for further ones.
     #[cfg(test)]
     pub(in crate::cache) looked_at: usize,
+    /// How many names were looked at for whatever reason.
+    #[cfg(test)]
+    pub(in crate::cache) work: std::cell::Cell<usize>,
 }
 
 impl Names {
@@ -137,12 +147,14 @@ impl Names {
 
     /// The names with their terms.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&DomainName, &Term)> {
+        #[cfg(test)]
+        self.work.update(|work| work + self.len());
         self.terms.iter().map(|(name, term)| (name, term))
     }
 
     /// The names.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = &DomainName> {
-        self.iter().map(|(name, _)| name)
+    pub(crate) fn keys(&self) -> impl ExactSizeIterator<Item = &DomainName> {
+        self.terms.iter().map(|(name, _)| name)
     }
 
     /// The ends of the names.
@@ -155,9 +167,14 @@ impl Names {
         self.place(name).ok().map(|at| self.terms[at].1.end())
     }
 
+    /// When the last name ends.
+    pub(super) fn last_end(&self) -> Option<Timestamp> {
+        self.last_end.or_else(|| self.ends().max())
+    }
+
     /// The number of names that a rule denies.
     pub(super) fn denied(&self) -> usize {
-        self.iter().filter(|(_, term)| term.is_denied).count()
+        self.denied
     }
 
     /// The name that ends first, and when: of those that a rule denies, or of the others.
@@ -176,17 +193,39 @@ impl Names {
     pub(super) fn prolong(&mut self, name: &DomainName, term: Term) -> bool {
         let place = self.place(name);
         if let Ok(at) = place {
-            self.terms[at].1.prolong(term);
+            self.prolong_at(at, term);
         }
         place.is_ok()
+    }
+
+    /// Prolongs the term of the name at this place.
+    fn prolong_at(&mut self, at: usize, other: Term) {
+        let term = &mut self.terms[at].1;
+        self.denied += usize::from(other.is_denied && !term.is_denied);
+        term.prolong(other);
+        let end = term.end();
+        self.note_end(end);
+    }
+
+    /// A name ends at this time, and no other one ends earlier than before.
+    fn note_end(&mut self, end: Timestamp) {
+        self.last_end = self.last_end().max(Some(end));
     }
 
     /// Sets the term of a name, and adds the name if it is new.
     pub(super) fn insert(&mut self, name: DomainName, term: Term) {
         self.by_rules = None;
+        self.denied += usize::from(term.is_denied);
         match self.place(&name) {
-            Ok(at) => self.terms[at].1 = term,
-            Err(at) => self.terms.insert(at, (name, term)),
+            Ok(at) => {
+                let before = std::mem::replace(&mut self.terms[at].1, term);
+                self.denied -= usize::from(before.is_denied);
+                self.last_end = None;
+            }
+            Err(at) => {
+                self.note_end(term.end());
+                self.terms.insert(at, (name, term));
+            }
         }
     }
 
@@ -206,7 +245,10 @@ impl Names {
         if let Some(by_rules) = &mut self.by_rules {
             by_rules.remove(name);
         }
-        Some(self.terms.remove(at).1)
+        (self.last_end, self.deciding) = (None, None);
+        let (_, term) = self.terms.remove(at);
+        self.denied -= usize::from(term.is_denied);
+        Some(term)
     }
 
     /// Has one of the names count for as long as another one. Returns whether there are both.
@@ -214,9 +256,11 @@ impl Names {
         let (Ok(at), Ok(other)) = (self.place(name), self.place(other)) else {
             return false;
         };
-        let mut term = self.terms[other].1;
-        term.prolong(self.terms[at].1);
+        let (mut term, before) = (self.terms[other].1, self.terms[at].1);
+        term.prolong(before);
+        self.denied += usize::from(term.is_denied) - usize::from(before.is_denied);
         self.terms[at].1 = term;
+        self.note_end(term.end());
         true
     }
 
@@ -228,14 +272,20 @@ impl Names {
         released: Timestamp,
     ) -> bool {
         let mut any = false;
-        self.by_rules = None;
         for (name, term) in &mut self.terms {
-            if is_denied(name, term) {
-                term.deny();
-            } else if term.is_denied {
-                term.release(released);
-                any = true;
+            match (term.is_denied, is_denied(name, term)) {
+                (true, false) => {
+                    term.release(released);
+                    self.denied -= 1;
+                    any = true;
+                }
+                (false, true) => {
+                    term.deny();
+                    self.denied += 1;
+                }
+                (false, false) | (true, true) => continue,
             }
+            (self.by_rules, self.last_end) = (None, None);
         }
         any
     }
@@ -250,11 +300,23 @@ impl Names {
             if term.end() <= now
                 && let Some(until) = in_use(name)
             {
-                self.by_rules = None;
+                (self.by_rules, self.last_end) = (None, None);
                 term.until = until.max(term.until);
                 term.origin = Origin::InUse;
             }
         }
+    }
+
+    // Their rules.
+
+    /// Takes the rules that decided over the last plan, if no name has gone since.
+    pub(crate) fn take_deciding(&mut self) -> Option<Box<Deciding>> {
+        self.deciding.take()
+    }
+
+    /// These rules have decided over a plan.
+    pub(crate) fn set_deciding(&mut self, deciding: Deciding) {
+        self.deciding = Some(Box::new(deciding));
     }
 
     // A further name at an address with as many as are kept.

@@ -31,6 +31,7 @@ impl Entries {
                 .eq(in_order)
         );
         for (address, entry) in &self.by_address {
+            entry.names.check();
             let others = entry.names.len() - entry.names.denied();
             assert!(others <= NAMES_PER_ADDRESS_MAX, "{address}");
         }

@@ -43,6 +43,12 @@ impl Cache {
         self.entries().map(|(_, entry)| entry.names.looked_at).sum()
     }
 
+    /// How many names were looked at for whatever reason.
+    pub(crate) fn work(&self) -> usize {
+        let works = self.entries().map(|(_, entry)| entry.names.work.get());
+        works.sum()
+    }
+
     /// Checks that each collection is within its limit, and that all agree.
     pub(crate) fn check(&self) {
         let limits = &self.limits;

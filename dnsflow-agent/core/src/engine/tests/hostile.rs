@@ -1226,3 +1226,129 @@ fn a_name_that_gives_way_over_the_budget_leaves_no_flow_behind() {
         assert!(!is_open(&node, ADDRESS, 0), "over budget: {is_over_budget}");
     }
 }
+
+/// How many names and rules an answer has the engine look at.
+fn work_of(node: &mut Node, name: &str) -> usize {
+    let before = node.engine.told.cache.work();
+    node.engine.told.plans.planner().take_looked_at();
+    node.answer("p1", name, &[ADDRESS], 600);
+    let planned = node.engine.told.plans.planner().take_looked_at();
+    node.engine.told.cache.work() - before + planned
+}
+
+/// An address has many names, each denied by a rule of its own or to be denied by one, in the order of the rules or the
+/// other way.
+#[test]
+fn a_further_denied_name_costs_as_much_where_its_address_has_many() {
+    const RULES: usize = 600;
+    const MOST: usize = 4 * FLOWS_PER_ADDRESS_MAX;
+    for (is_in_force, is_reverse) in [(true, false), (true, true), (false, false)] {
+        let mut names: Vec<String> = (0..RULES).map(|at| format!("n{at}.test")).collect();
+        let mut rules: Vec<Rule> = names.iter().map(|name| deny(name)).collect();
+        rules.push(deny_all());
+        let mut node = Node::with(&[deny_all()]);
+        node.set_firewall(&rules);
+        if is_in_force {
+            set_all_rows(&mut node, &rules);
+        }
+        if is_reverse {
+            names.reverse();
+        }
+        for front in ["", "a.", "a.b."] {
+            for (at, name) in names.iter().enumerate() {
+                let name = format!("{front}{name}");
+                // It comes, and is prolonged.
+                let work = work_of(&mut node, &name) + work_of(&mut node, &name);
+                assert!(
+                    work <= MOST,
+                    "{is_in_force}, {is_reverse}: {front}{at}, {work}"
+                );
+            }
+        }
+        assert_eq!(names_of(&node, ADDRESS), 3 * RULES);
+        let open = if is_in_force { 256 + 1 } else { 0 };
+        assert_eq!(places(&node, ADDRESS).len(), open);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum OfMany {
+    /// The pod is told a name with so many labels in front of that of a rule.
+    Answer { rule: usize, front: usize, ttl: u32 },
+    /// A rule denies a name or allows it, with so many ports. OVN follows later.
+    Edit {
+        rule: usize,
+        is_denied: bool,
+        ports: usize,
+    },
+    /// OVN follows.
+    Ovn,
+    /// Time passes, in seconds.
+    Pass(u64),
+}
+
+const RULES_OF_MANY: usize = 60;
+
+fn of_many() -> impl Strategy<Value = OfMany> {
+    let ports = prop_oneof![4 => 0..4_usize, 1 => Just(100)];
+    let ttl = prop_oneof![1..5_u32, 3500..3600_u32];
+    prop_oneof![
+        24 => (0..RULES_OF_MANY, 0..3_usize, ttl)
+            .prop_map(|(rule, front, ttl)| OfMany::Answer { rule, front, ttl }),
+        1 => (0..RULES_OF_MANY, any::<bool>(), ports)
+            .prop_map(|(rule, is_denied, ports)| OfMany::Edit { rule, is_denied, ports }),
+        1 => Just(OfMany::Ovn),
+        1 => prop_oneof![1..5_u64, 600..900_u64].prop_map(OfMany::Pass),
+    ]
+}
+
+/// Plans everything anew, from all names and rules. Nothing changes.
+fn plan_anew(node: &mut Node) {
+    let now = node.now;
+    let port = node.engine.ports.named("ns1_p1").expect("it is there");
+    for (_, _, entry) in node.engine.told.cache.entries_mut() {
+        entry.names.take_deciding();
+    }
+    let (mut access, switch, _) = node.engine.access();
+    let mut batch = switch.begin(now);
+    access.replan(port, &mut batch);
+    assert!(batch.is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_address_with_many_names_has_the_flows_of_all_of_them(
+        steps in proptest::collection::vec(of_many(), 300..700),
+        is_marked in any::<bool>(),
+    ) {
+        let mut rules: Vec<Rule> = (0..RULES_OF_MANY)
+            .map(|at| many(deny(&format!("n{at}.test")), 8 * (at % 3)))
+            .collect();
+        rules.push(deny_all());
+        let mut node = started_in(edits::WAYS[usize::from(is_marked)], &[deny_all()]);
+        node.set_firewall(&rules);
+        set_all_rows(&mut node, &rules);
+        for (at, step) in steps.into_iter().enumerate() {
+            match step {
+                OfMany::Answer { rule, front, ttl } => {
+                    let name = format!("{}n{rule}.test", ["", "a.", "a.b."][front]);
+                    node.answer("p1", &name, &[ADDRESS], ttl);
+                }
+                OfMany::Edit { rule, is_denied, ports } => {
+                    let name = format!("n{rule}.test");
+                    let edited = if is_denied { deny(&name) } else { allow(&name) };
+                    rules[rule] = many(edited, ports);
+                    node.set_firewall(&rules);
+                }
+                OfMany::Ovn => set_all_rows(&mut node, &rules),
+                OfMany::Pass(seconds) => node.pass(Duration::from_secs(seconds)),
+            }
+            if at % 50 == 49 {
+                plan_anew(&mut node);
+            }
+        }
+        plan_anew(&mut node);
+    }
+}

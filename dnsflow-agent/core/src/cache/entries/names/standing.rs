@@ -83,8 +83,10 @@ impl ByRules {
 
     /// Adds a name.
     pub(super) fn add(&mut self, name: DomainName, standing: Standing) {
-        self.names.entry(standing).or_default().push(name);
-        self.any_alike = self.names.iter().any(|of_rules| are_alike(&of_rules));
+        let has_alike = standing.alike.is_some();
+        let of_rules = self.names.entry(standing).or_default();
+        of_rules.push(name);
+        self.any_alike |= has_alike && of_rules.len() > 1;
     }
 
     /// Removes a name.

@@ -14,6 +14,15 @@ fn term(until: u64) -> Term {
     }
 }
 
+impl Names {
+    /// Checks that what is known of the names agrees with them.
+    pub(in crate::cache::entries) fn check(&self) {
+        let denied = self.iter().filter(|(_, term)| term.is_denied);
+        assert_eq!(self.denied, denied.count());
+        assert!(self.last_end.is_none() || self.last_end == self.ends().max());
+    }
+}
+
 #[test]
 fn names_are_kept_once_and_in_order() {
     let mut names = Names::default();
