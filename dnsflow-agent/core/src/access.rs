@@ -180,14 +180,15 @@ impl Access<'_> {
 
     /// Forgets names that no rule mentions, at ports that were told names before the rules were
     /// known.
-    pub(crate) fn judge(&mut self) {
-        for id in self.cache.unjudged() {
+    pub(crate) fn forget_unmentioned(&mut self) {
+        for id in self.cache.with_unknown_mentions() {
             let Some(port) = self.ports.get(id) else {
                 continue;
             };
             let mention = |name: &DomainName| self.policy.mention(&port.row, name);
             if self.policy.knows_names_for(&port.row) {
-                self.cache.judge(id, |name| mention(name) == Mention::Some);
+                self.cache
+                    .forget_unmentioned(id, |name| mention(name) == Mention::Some);
             }
         }
     }
@@ -228,7 +229,7 @@ impl Access<'_> {
         let row = &self.ports.get(id)?.row;
         let checked = self
             .refused
-            .check(address, row, self.policy.namespace_of(row));
+            .check(address, row, self.policy.namespace_of_rules(row));
         if self.policy.is_backend(address) {
             self.cache.note_backend(id, address);
         }
@@ -246,7 +247,7 @@ impl Access<'_> {
     pub(crate) fn recheck(&mut self, recheck: &Recheck, batch: &mut Batch, out: &mut Output) {
         let ports = self.ports;
         for (id, port) in ports.iter() {
-            let namespace = self.policy.namespace_of(&port.row);
+            let namespace = self.policy.namespace_of_rules(&port.row);
             let networks = recheck.networks_of(&port.row, namespace);
             let addresses = self.to_recheck(id, recheck, &networks);
             self.recheck_addresses(id, addresses, batch, out);
@@ -323,7 +324,7 @@ impl Access<'_> {
         recheck: &'a Recheck,
     ) -> impl Fn(&FlowKey) -> bool + 'a {
         let concerned = self.ports.iter().filter_map(|(_, port)| {
-            let namespace = self.policy.namespace_of(&port.row);
+            let namespace = self.policy.namespace_of_rules(&port.row);
             let networks = recheck.networks_of(&port.row, namespace);
             match networks.is_empty() {
                 true => None,
@@ -802,7 +803,7 @@ type FlowsByMark = HashMap<(PortId, u32), Vec<(FlowKey, Cookie)>>;
 /// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.
 fn whose(ports: &Ports, policy: &Policy, port: PortId) -> Option<(String, String)> {
     let row = &ports.get(port)?.row;
-    let namespace = policy.namespace_of(row)?;
+    let namespace = policy.namespace_of_rules(row)?;
     Some((namespace.to_owned(), row.iface_id.clone()))
 }
 

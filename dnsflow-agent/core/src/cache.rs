@@ -44,7 +44,7 @@ use crate::{
     policy::plan::Room,
     values::{
         ids::PortId,
-        limits::{CacheLimits, Limit, UNJUDGED_DEFERRED_MAX},
+        limits::{CacheLimits, Limit, UNKNOWN_DEFERRED_MAX},
         name::DomainName,
     },
 };
@@ -70,7 +70,7 @@ pub(crate) struct Cache {
     ending: BTreeSet<Key>,
     /// The ports that were told names before it was known whether a rule mentions the names, with the number of their
     /// answers that were deferred.
-    unjudged: BTreeMap<PortId, usize>,
+    mention_unknown: BTreeMap<PortId, usize>,
     /// What an earlier run has left.
     earlier: EarlierRun,
     /// How many plans were made, for each port, that have not all flows of their rules.
@@ -139,7 +139,7 @@ impl Cache {
             due: Due::default(),
             backends: BTreeSet::new(),
             ending: BTreeSet::new(),
-            unjudged: BTreeMap::new(),
+            mention_unknown: BTreeMap::new(),
             earlier: EarlierRun::default(),
             cut: BTreeMap::new(),
             reading: CounterReading::default(),
@@ -177,7 +177,7 @@ impl Cache {
             }
         }
         self.groups.closed(port);
-        self.unjudged.remove(&port);
+        self.mention_unknown.remove(&port);
         self.earlier.closed(port);
         self.reading.closed(port);
     }
@@ -369,27 +369,31 @@ impl Cache {
     // Names before the rules are known.
 
     /// Notes that rules may not mention all names of this port: the rules are not known yet.
-    pub(crate) fn judge_later(&mut self, port: PortId) {
+    pub(crate) fn note_unknown_mention(&mut self, port: PortId) {
         if self.ports.contains(port) {
-            self.unjudged.entry(port).or_default();
+            self.mention_unknown.entry(port).or_default();
         }
     }
 
     /// Whether one more answer to this port may be deferred before the rules are known.
-    pub(crate) fn defer_unjudged(&mut self, port: PortId) -> bool {
-        let deferred = self.unjudged.get_mut(&port);
-        let room = deferred.filter(|deferred| **deferred < UNJUDGED_DEFERRED_MAX);
+    pub(crate) fn defer_unknown(&mut self, port: PortId) -> bool {
+        let deferred = self.mention_unknown.get_mut(&port);
+        let room = deferred.filter(|deferred| **deferred < UNKNOWN_DEFERRED_MAX);
         room.map(|deferred| *deferred += 1).is_some()
     }
 
     /// The ports for which [`Cache::judge`] is to be called.
-    pub(crate) fn unjudged(&self) -> Vec<PortId> {
-        self.unjudged.keys().copied().collect()
+    pub(crate) fn with_unknown_mentions(&self) -> Vec<PortId> {
+        self.mention_unknown.keys().copied().collect()
     }
 
     /// Forgets the names of a port that no rule mentions. They have no flows.
-    pub(crate) fn judge(&mut self, id: PortId, is_mentioned: impl Fn(&DomainName) -> bool) {
-        self.unjudged.remove(&id);
+    pub(crate) fn forget_unmentioned(
+        &mut self,
+        id: PortId,
+        is_mentioned: impl Fn(&DomainName) -> bool,
+    ) {
+        self.mention_unknown.remove(&id);
         for address in self.addresses(id) {
             let is_over = self.ports.change(id, |port| {
                 let entries = &mut port.entries;

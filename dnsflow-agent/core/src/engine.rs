@@ -192,7 +192,7 @@ impl Engine {
             Some(Mention::None) => was_wider,
             Some(Mention::Unknown) => {
                 let port = self.ports.at_veth(frame.ifindex);
-                let has_room = port.is_some_and(|port| self.told.cache.defer_unjudged(port));
+                let has_room = port.is_some_and(|port| self.told.cache.defer_unknown(port));
                 self.out.counters.answers_not_deferred += u64::from(!has_room);
                 has_room
             }
@@ -326,7 +326,7 @@ impl Engine {
                 }
                 if answered.is_written {
                     let foreign = |key: &_| self.switch.is_foreign(key);
-                    self.told.cache.applied(id, foreign, batch);
+                    self.told.cache.confirmed(id, foreign, batch);
                     // Before the answers go back that wait for the marks.
                     batch.give_out_marks(&mut self.out);
                 }
@@ -689,7 +689,7 @@ impl Engine {
 
     /// The namespace of a port, if somebody wants to know the names that its pods ask for.
     fn records_of(&self, port: PortId) -> Option<&str> {
-        let namespace = self.policy.filtered_as(&self.ports.get(port)?.row)?;
+        let namespace = self.policy.namespace_of_names(&self.ports.get(port)?.row)?;
         self.recordings.are_of(namespace).then_some(namespace)
     }
 
@@ -884,7 +884,7 @@ impl Engine {
         }
         self.update_filter();
         if self.switch.has_adopted() {
-            self.access().0.judge();
+            self.access().0.forget_unmentioned();
         }
         if let Some(changes) = changes {
             self.commit(changes);
@@ -924,7 +924,9 @@ impl Engine {
         let known: BTreeMap<u32, &str> = self
             .ports
             .iter()
-            .filter_map(|(_, port)| Some((port.ifindex?, self.policy.filtered_as(&port.row)?)))
+            .filter_map(|(_, port)| {
+                Some((port.ifindex?, self.policy.namespace_of_names(&port.row)?))
+            })
             .collect();
         let names_in = |namespace: &str, known| self.policy.names_in(namespace, known);
         self.filter.update(&known, names_in, &mut self.out);
@@ -1015,7 +1017,7 @@ fn opening(
     }
     out.counters.answers_opening += 1;
     Some(Opening {
-        namespace: access.policy.namespace_of(row).map(str::to_owned),
+        namespace: access.policy.namespace_of_rules(row).map(str::to_owned),
         port: row.iface_id.clone(),
         name,
         addresses: opened.into_iter().collect(),

@@ -411,7 +411,7 @@ impl Policy {
     }
 
     /// The namespace whose rules hold for the port of an interface.
-    pub(crate) fn namespace_of(&self, row: &Interface) -> Option<&str> {
+    pub(crate) fn namespace_of_rules(&self, row: &Interface) -> Option<&str> {
         self.groups(row)
             .find_map(|group| self.namespace_by_group.get(group))
             .map(String::as_str)
@@ -504,7 +504,7 @@ impl Policy {
         if !self.knows_names_for(row) {
             return Mention::Unknown;
         }
-        let namespace = self.filtered_as(row);
+        let namespace = self.namespace_of_names(row);
         let local = namespace.and_then(|namespace| self.locals.get(namespace));
         match local.is_some_and(|local| local.mentions(name)) {
             true => Mention::Some,
@@ -515,7 +515,7 @@ impl Policy {
     /// Whether a rule for an interface's pod denies this name that OVN does not enforce yet. When OVN does, answers that
     /// came before are gone.
     pub(crate) fn is_to_be_denied(&self, row: &Interface, name: &DomainName) -> bool {
-        let namespace = self.filtered_as(row);
+        let namespace = self.namespace_of_names(row);
         let local = namespace.and_then(|namespace| self.locals.get(namespace));
         local.is_some_and(|local| local.is_to_deny(name))
     }
@@ -524,7 +524,7 @@ impl Policy {
     /// may enforce later. `None` if no rule mentions the name.
     pub(crate) fn alike(&self, row: &Interface, name: &DomainName) -> Option<AlikeNames> {
         let sets = self.sets(row);
-        let namespace = self.filtered_as(row);
+        let namespace = self.namespace_of_names(row);
         let local = namespace.and_then(|namespace| self.locals.get(namespace));
         AlikeNames::of(name, |suffix| {
             sets.iter().any(|set| set.has_rules(suffix))
@@ -538,7 +538,9 @@ impl Policy {
         let version_of = |namespace: &str| self.locals.get(namespace).map(|local| local.version);
         let mut hasher = DefaultHasher::new();
         self.knows_names_for(row).hash(&mut hasher);
-        self.filtered_as(row).and_then(version_of).hash(&mut hasher);
+        self.namespace_of_names(row)
+            .and_then(version_of)
+            .hash(&mut hasher);
         for group in self.groups(row) {
             let namespace = self.namespace_by_group.get(group);
             let version = namespace.and_then(|namespace| version_of(namespace));
@@ -554,9 +556,9 @@ impl Policy {
     }
 
     /// The namespace whose names matter at an interface.
-    pub(crate) fn filtered_as(&self, row: &Interface) -> Option<&str> {
+    pub(crate) fn namespace_of_names(&self, row: &Interface) -> Option<&str> {
         let by_binding = self.namespace_of_pod(row);
-        by_binding.or_else(|| self.namespace_of(row))
+        by_binding.or_else(|| self.namespace_of_rules(row))
     }
 
     /// The port groups that the rules of another namespace hold for than when last asked.

@@ -173,7 +173,7 @@ impl Access<'_> {
             (None, None) => {
                 if asked.mention == Mention::Unknown {
                     // A rule may deny the name.
-                    self.cache.judge_later(asked.asker);
+                    self.cache.note_unknown_mention(asked.asker);
                 }
                 return None;
             }
@@ -193,7 +193,7 @@ impl Access<'_> {
     /// Whether an address of an answer to this port may be opened.
     pub(crate) fn may_open(&self, port: PortId, address: IpAddr) -> bool {
         self.ports.get(port).is_some_and(|port| {
-            let namespace = self.policy.namespace_of(&port.row);
+            let namespace = self.policy.namespace_of_rules(&port.row);
             self.refused.check(address, &port.row, namespace).is_ok()
         })
     }
@@ -204,7 +204,7 @@ impl Access<'_> {
         if let Some(port) = self.ports.get(asker)
             && !reading.recipients.all_deny()
         {
-            let whose = (asker, &port.row, self.policy.namespace_of(&port.row));
+            let whose = (asker, &port.row, self.policy.namespace_of_rules(&port.row));
             let Answer {
                 name, addresses, ..
             } = &mut reading.answer;
@@ -256,7 +256,7 @@ impl Access<'_> {
         let mut outcome = Outcome::default();
         for recipient in &reading.recipients.0 {
             if reading.asked.mention == Mention::Unknown {
-                self.cache.judge_later(recipient.port);
+                self.cache.note_unknown_mention(recipient.port);
             }
             outcome.add(self.apply_to(recipient, reading, batch, out));
         }

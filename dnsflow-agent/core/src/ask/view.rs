@@ -475,7 +475,7 @@ impl View<'_> {
 
     fn refusal(&self, address: IpAddr, row: &Interface) -> Option<String> {
         use crate::tools::counter_vec::Label as _;
-        let namespace = self.policy.namespace_of(row);
+        let namespace = self.policy.namespace_of_rules(row);
         let refused = self.refused.check(address, row, namespace).err()?;
         Some(refused.as_str().to_owned())
     }
@@ -499,7 +499,7 @@ impl View<'_> {
                 .ports
                 .not_trusted(port.interface)
                 .map(|reason| not_trusted_text(reason).to_owned()),
-            firewall: self.policy.namespace_of(row).map(str::to_owned),
+            firewall: self.policy.namespace_of_rules(row).map(str::to_owned),
             told: self.cache.count(id),
             limits: self
                 .cache

@@ -37,7 +37,7 @@ impl Cache {
 
     /// The switch has confirmed a batch, but for flows that somebody else has (`is_foreign`): addresses whose groups
     /// are in force now get their marks.
-    pub(crate) fn applied(
+    pub(crate) fn confirmed(
         &mut self,
         written_in: BatchId,
         is_foreign: impl Fn(&FlowKey) -> bool,

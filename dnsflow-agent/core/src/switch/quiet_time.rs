@@ -140,7 +140,7 @@ impl QuietTime {
         self.count_at = Some(now + COUNT_INTERVAL);
         let namespaces = ports
             .iter()
-            .filter_map(|(_, port)| policy.namespace_of(&port.row));
+            .filter_map(|(_, port)| policy.namespace_of_rules(&port.row));
         let present: BTreeSet<&str> = namespaces.collect();
         self.namespaces
             .retain(|namespace, _| present.contains(namespace.as_str()));

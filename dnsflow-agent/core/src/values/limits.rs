@@ -187,7 +187,7 @@ pub const REPORT_INTERVAL: Duration = Duration::from_secs(4);
 /// … and as many at once as this time allows: sixteen. The rest is counted.
 pub const REPORT_BURST_TIME: Duration = Duration::from_secs(64);
 /// Answers to one pod that are deferred before its rules are known: as many as the kernel defers at once.
-pub const UNJUDGED_DEFERRED_MAX: usize = DEFER_BURST as usize;
+pub const UNKNOWN_DEFERRED_MAX: usize = DEFER_BURST as usize;
 
 /// Flows that answers to one pod may change in a second, by default. A pod whose addresses have two
 /// flows each, as on a stateful switch, fills its share of the cache with this in half a minute.

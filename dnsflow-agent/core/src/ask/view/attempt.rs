@@ -34,7 +34,7 @@ impl View<'_> {
         };
         let row = &port.row;
         let address = attempt.address;
-        let namespace = self.policy.filtered_as(row);
+        let namespace = self.policy.namespace_of_names(row);
         let inside = self.refused.is_inside(address, row, namespace);
         let Some(namespace) = namespace.filter(|_| !inside && !is_on_link(address)) else {
             return Judged::NotJudged;

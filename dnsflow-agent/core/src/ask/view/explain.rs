@@ -367,12 +367,12 @@ impl View<'_> {
             transport,
             sets,
         };
-        let namespace = self.policy.filtered_as(row);
+        let namespace = self.policy.namespace_of_names(row);
         let firewall = namespace.and_then(|namespace| self.policy.enforced(namespace));
         let walk = firewall.map(|firewall| self.walk(firewall, &destined));
         let (verdict, mut reason, rule, mut text) = match &walk {
             None => self.without_firewall(),
-            Some(walk) => self.judge(&destined, walk),
+            Some(walk) => self.outcome(&destined, walk),
         };
         if verdict == Verdict::Blocked
             && let Some(namespace) = namespace
@@ -561,7 +561,7 @@ impl View<'_> {
             .flat_map(|set| set.rules())
             .any(|active| is_it(active));
         if !is_active {
-            let namespace = self.policy.filtered_as(row).unwrap_or_default();
+            let namespace = self.policy.namespace_of_names(row).unwrap_or_default();
             let mut problems = self.policy.problems(namespace);
             let problem = problems.find(|(at, _)| *at == index);
             return Some(match problem.map(|(_, problem)| problem) {
@@ -624,7 +624,7 @@ impl View<'_> {
     }
 
     /// What the walk comes to.
-    fn judge(&self, to: &Destined<'_>, walk: &Walk) -> (Verdict, Reason, Option<u32>, String) {
+    fn outcome(&self, to: &Destined<'_>, walk: &Walk) -> (Verdict, Reason, Option<u32>, String) {
         let is_told = to.address.is_some();
         match walk.decided {
             None => {
@@ -767,7 +767,7 @@ impl View<'_> {
         ovn_was_asked: bool,
     ) -> Vec<String> {
         let mut hints = Vec::new();
-        let namespace = self.policy.filtered_as(&port.row);
+        let namespace = self.policy.namespace_of_names(&port.row);
         if namespace.is_some_and(|namespace| self.policy.enforces_former(namespace)) {
             hints.push("OVN still enforces the EgressFirewall before the present one".to_owned());
         }

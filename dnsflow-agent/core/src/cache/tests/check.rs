@@ -22,7 +22,7 @@ impl Cache {
             self.name_count(),
             due,
             undecided,
-            self.unjudged.len(),
+            self.mention_unknown.len(),
         ]
     }
 
@@ -68,7 +68,7 @@ impl Cache {
             assert!(are_few, "{id:?}");
         }
         assert!(self.name_count() <= limits.names_per_node_max);
-        let mut unjudged = self.unjudged.keys();
-        assert!(unjudged.all(|id| self.ports.contains(*id)));
+        let mut mention_unknown = self.mention_unknown.keys();
+        assert!(mention_unknown.all(|id| self.ports.contains(*id)));
     }
 }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::values::limits::{HOLD_LONGEST, UNJUDGED_DEFERRED_MAX};
+use crate::values::limits::{HOLD_LONGEST, UNKNOWN_DEFERRED_MAX};
 
 /// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its
 /// flows in the switch. The switch is there first, OVN's southbound database last.
@@ -607,10 +607,10 @@ fn a_pod_whose_rules_are_not_known_defers_so_many_answers_only() {
         reset: true,
         interfaces: vec![(row, Some(interface("ns1_p1", 5, "uid-p1")))],
     }));
-    for name in 0..UNJUDGED_DEFERRED_MAX + 3 {
+    for name in 0..UNKNOWN_DEFERRED_MAX + 3 {
         node.answer("p1", &format!("n{name}.example.com"), &[ADDRESS], 300);
     }
-    assert_eq!(node.kernel.deferred.len(), UNJUDGED_DEFERRED_MAX);
+    assert_eq!(node.kernel.deferred.len(), UNKNOWN_DEFERRED_MAX);
     assert_eq!(node.engine.counters().answers_not_deferred, 3);
 }
 
