@@ -438,16 +438,3 @@ fn a_number_stands_for_what_the_dump_has_shown() {
         });
     }
 }
-
-/// The number of a mark is given to another plan, and the address has flows of its own: they are to be written.
-#[test]
-fn a_mark_without_a_name_whose_number_is_taken_becomes_flows() {
-    let rules = [allow("example.com"), allow("other.test"), deny_all()];
-    let mut before = node(ONE_NUMBER, &rules);
-    before.answer("p1", "example.com", &[ADDRESS], 600);
-    before.answer("p1", "other.test", &[OTHER], 600);
-    let mut saved = before.engine.snapshot(before.now);
-    saved.retain(|saved| saved.address == IpAddr::from(OTHER));
-    let after = after_restart_with(&mut before, &saved, &rules, config(ONE_NUMBER));
-    assert!(is_open(&after, ADDRESS));
-}

@@ -3,7 +3,10 @@
 use std::collections::VecDeque;
 
 use super::*;
-use crate::values::{flow::InstalledFlow, limits::CHANGES_UNDER_WAY_MAX};
+use crate::{
+    ovn::rows::Interface,
+    values::{flow::InstalledFlow, limits::CHANGES_UNDER_WAY_MAX},
+};
 
 /// The addresses that `tell_many` opens.
 const MANY: usize = 4096;
@@ -324,6 +327,16 @@ fn what_waits_to_be_removed_when_the_connection_is_lost_goes_with_the_comparison
     assert_eq!(most, Some(CHANGES_UNDER_WAY_MAX));
 }
 
+/// Changes of two interfaces come at once, or one after the other.
+fn change_interfaces(node: &mut Node, changes: [(RowId, Option<Interface>); 2], at_once: bool) {
+    for interfaces in changes.chunks(if at_once { 2 } else { 1 }) {
+        node.give(Input::Interfaces(InterfaceUpdate {
+            reset: false,
+            interfaces: interfaces.to_vec(),
+        }));
+    }
+}
+
 /// A pod has the address of one that has gone, and the logical port.
 #[test]
 fn nothing_of_a_pod_that_has_gone_is_left_to_one_that_comes_with_its_address() {
@@ -334,16 +347,7 @@ fn nothing_of_a_pod_that_has_gone_is_left_to_one_that_comes_with_its_address() {
         let row = node.pods["ns1_p1"];
         let gone = (row, None);
         let come = (RowId::new(0x205), Some(interface("ns1_p1", 5, "uid-2")));
-        let updates = match comes_at_once {
-            true => vec![vec![gone, come]],
-            false => vec![vec![gone], vec![come]],
-        };
-        for interfaces in updates {
-            node.give(Input::Interfaces(InterfaceUpdate {
-                reset: false,
-                interfaces,
-            }));
-        }
+        change_interfaces(&mut node, [gone, come], comes_at_once);
         // What was sent by now is before all that the new pod's answers open.
         let waiting: Vec<Command> = node.waiting.iter().flatten().cloned().collect();
         for _ in waiting {
@@ -372,16 +376,7 @@ fn what_a_pod_has_left_goes_in_parts_though_another_one_comes_with_its_address()
         node.waiting = Some(VecDeque::new());
         let gone = (node.pods["ns1_p1"], None);
         let come = (row, Some(interface("ns1_p9", 5, "uid-9")));
-        let updates = match comes_at_once {
-            true => vec![vec![gone, come]],
-            false => vec![vec![gone], vec![come]],
-        };
-        for interfaces in updates {
-            node.give(Input::Interfaces(InterfaceUpdate {
-                reset: false,
-                interfaces,
-            }));
-        }
+        change_interfaces(&mut node, [gone, come], comes_at_once);
         assert_eq!(sizes(&node), [CHANGES_UNDER_WAY_MAX], "{comes_at_once}");
         assert_eq!(changes_before_a_neighbour(&mut node), CHANGES_UNDER_WAY_MAX);
         carry_out_all(&mut node);

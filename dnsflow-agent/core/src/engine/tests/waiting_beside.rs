@@ -7,7 +7,7 @@ use super::{
     hostile::places,
     limits::many,
     restart::{read_but_southbound, southbound, started},
-    starts::{is_dump, is_open, is_open_at_all},
+    starts::{is_open, is_open_at_all},
     *,
 };
 use crate::{
@@ -127,21 +127,7 @@ fn what_an_edit_closes_does_not_wait_because_a_port_with_the_same_address_goes()
 #[test]
 fn what_has_ended_is_closed_when_the_address_comes_to_be_refused() {
     for waits in [false, true] {
-        let mut node = Node::with(&[allow("example.com"), allow("other.test"), deny_all()]);
-        node.answer(
-            "p1",
-            "www.other.test",
-            &[ADDRESS],
-            if waits { 1 } else { 600 },
-        );
-        for name in 0..15 {
-            let told = addresses(name * 256, 256);
-            node.answer("p1", &format!("n{name}.example.com"), &told, 1);
-        }
-        node.pass(MIN_TTL - Duration::from_secs(1));
-        node.waiting = Some(VecDeque::new());
-        node.pass(Duration::from_secs(2));
-        compare(&mut node);
+        let mut node = with_removals_that_wait(waits);
         node.give(Input::Sb(SbUpdate {
             encapsulations: vec![(
                 RowId::new(0xeca),
@@ -314,14 +300,7 @@ fn with_removals_that_wait(waits: bool) -> Node {
     node.pass(MIN_TTL - Duration::from_secs(1));
     node.waiting = Some(VecDeque::new());
     node.pass(Duration::from_secs(2));
-    while !node.waiting.iter().flatten().any(is_dump) {
-        node.pass(Duration::from_secs(1));
-    }
-    let waiting = node.waiting.as_mut().expect("commands wait");
-    let at = waiting.iter().position(is_dump).expect("it waits");
-    let dump = waiting.remove(at).expect("it waits");
-    waiting.push_front(dump);
-    assert!(node.carry_out_next());
+    compare(&mut node);
     node
 }
 
