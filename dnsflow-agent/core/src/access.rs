@@ -605,6 +605,13 @@ impl Access<'_> {
         }
     }
 
+    /// Lost flows of a holder are written again.
+    pub(crate) fn restored(&mut self, holder: Holder, now: Timestamp) {
+        if let Holder::Group(id) = holder {
+            self.cache.groups_mut().restored(id, now);
+        }
+    }
+
     /// Everybody who has flows.
     pub(crate) fn holders(&mut self) -> Vec<Holder> {
         let groups = self.cache.groups().ids().into_iter().map(Holder::Group);

@@ -382,7 +382,7 @@ impl Cache {
         room.map(|deferred| *deferred += 1).is_some()
     }
 
-    /// The ports for which [`Cache::judge`] is to be called.
+    /// The ports for which [`Cache::forget_unmentioned`] is to be called.
     pub(crate) fn with_unknown_mentions(&self) -> Vec<PortId> {
         self.mention_unknown.keys().copied().collect()
     }

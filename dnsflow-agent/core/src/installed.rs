@@ -321,13 +321,15 @@ impl Installed {
             }
             (Some(mut marked), None) => {
                 let wanted = of_address(wanted);
+                let before = batch.len();
                 let enforced = flows.enforce(address.into(), wanted, adopted, batch);
                 let enforced = Enforced {
                     changed: true,
                     ..enforced
                 };
-                // What a rule denies closes at once, and so does what no rule opens.
-                let stays = marked.until.is_some() && !flows.is_empty() && !is_denied;
+                // What a rule denies closes at once, and so does what no rule opens, or flows that are there.
+                let is_awaited = marked.ends_at.is_some() || batch.adds_since(before);
+                let stays = marked.until.is_some() && is_awaited && !flows.is_empty() && !is_denied;
                 if stays {
                     marked.ends_at.get_or_insert(now + GROUP_LATE);
                 } else {
@@ -497,8 +499,6 @@ impl Installed {
                 // The kernel is told of it behind the reading.
                 None => ReadMark::Right,
             }
-        } else if groups.is_late(marked.group, reading.since) {
-            ReadMark::Over
         } else if reading.is_first || groups.is_former(found.mark) {
             ReadMark::Former
         } else if groups.is_over(found.mark, reading.since) {
@@ -512,6 +512,17 @@ impl Installed {
     pub(crate) fn keep_former(&mut self, found: &MarkFound) {
         if let Some(marked) = self.marked_mut() {
             marked.until.get_or_insert(found.until);
+        }
+    }
+
+    /// The flows of its group do not come: removes the mark of the former one, if the kernel has it.
+    pub(crate) fn end_former(&mut self, place: Place, groups: &Groups, batch: &mut Batch) {
+        let Place { port, address, .. } = place;
+        if let Some(marked) = self.marked_mut()
+            && marked.until.take().is_some()
+            && let Some(ifindex) = groups.interface(port)
+        {
+            batch.mark(MarkChange::Remove { ifindex, address });
         }
     }
 

@@ -321,9 +321,8 @@ impl Switch {
         let is_up = self.is_up();
         let shared = match &mut self.openings {
             _ if self.waiting.is_full(asker) => {
-                let last = self.waiting.last_with_room(asker);
-                let last = last.filter(|_| !expected.denies);
-                last.map(|last| self.batch_of(Written::In(last), now))
+                let waiting = self.waiting.with_room(asker, expected.denies);
+                waiting.map(|waiting| self.batch_of(Written::In(waiting), now))
             }
             _ if is_up && expected.most > CHANGES_UNDER_WAY_MAX => None,
             Some(openings) => Some(openings.batch.take()),

@@ -98,7 +98,8 @@ impl Cache {
         let of_node = self.ports.totals().flows - own;
         let most_of_node = self.limits.flows_per_node_max();
         let share = most_of_node / self.ports.len().max(1);
-        if of_node >= most_of_node && of_port >= share {
+        // What is open is not closed because others have many.
+        if of_node >= most_of_node && of_port >= share && own <= 1 {
             Room::Least
         } else if of_port >= self.limits.flows_per_port_max() {
             Room::Little

@@ -55,6 +55,12 @@ impl Cache {
     pub(crate) fn compared(&mut self, comparison: u32, batch: &mut Batch) {
         let marked = self.groups.compared(comparison);
         self.mark(marked, batch);
+        for key in self.groups.late(batch.now()) {
+            if let Some(entry) = self.ports.entry_mut(key) {
+                let place = entry.place(key);
+                entry.installed.end_former(place, &self.groups, batch);
+            }
+        }
         self.end_marks(batch, |installed, place, groups, batch| {
             installed.compared(place, comparison, groups, batch)
         });

@@ -11,6 +11,7 @@ mod dry_run;
 mod edits;
 mod expiry;
 mod explain;
+mod former_marks;
 mod groups;
 mod hold;
 mod hostile;

@@ -22,7 +22,9 @@ use crate::{
     values::{
         flow::{Cookie, FlowKey, Masked, Target},
         ids::PortId,
-        limits::{GROUP_LATE, GROUP_RESTS, GROUP_STAYS, GROUPS_PER_PORT_MAX, MARKS_REFUSED},
+        limits::{
+            GROUP_LATE, GROUP_RESTS, GROUP_STAYS, GROUPS_PER_PORT_MAX, MARKS_REFUSED, SWEPT_MAX,
+        },
     },
 };
 
@@ -62,7 +64,7 @@ struct Group {
     flows: Flows,
     /// Whether the switch has confirmed the flows, and none was lost since.
     in_force: bool,
-    /// Since when they are not in force, if they are not.
+    /// Since when they are awaited, if they are not in force.
     late_since: Timestamp,
     /// How many addresses have the group.
     addresses: usize,
@@ -325,13 +327,25 @@ impl Groups {
         self.groups.get(&id).is_some_and(|group| group.in_force)
     }
 
-    /// Whether the flows have not been in force for a while before `at`: the switch does not take them.
-    pub(crate) fn is_late(&self, id: GroupId, at: Timestamp) -> bool {
-        let group = self.groups.get(&id);
-        group.is_some_and(|group| {
+    /// The addresses that wait for groups whose flows a comparison has not found, although they were sent a while ago: the
+    /// switch does not take them.
+    pub(crate) fn late(&self, now: Timestamp) -> Vec<(PortId, IpAddr)> {
+        let late = self.groups.values().filter(|group| {
             let is_sent = !matches!(group.flows.written, Written::Unsent { .. });
-            is_sent && !group.in_force && group.late_since + GROUP_LATE <= at
-        })
+            is_sent && !group.in_force && group.late_since + GROUP_LATE <= now
+        });
+        let waiting = late.flat_map(|group| {
+            let addresses = group.waiting.iter();
+            addresses.map(|address| (group.port, *address))
+        });
+        waiting.collect()
+    }
+
+    /// Flows of the group are written again.
+    pub(crate) fn restored(&mut self, id: GroupId, now: Timestamp) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.late_since = now;
+        }
     }
 
     /// The flows of a group.
@@ -437,7 +451,11 @@ impl Groups {
         let groups = self.groups.iter();
         let over = groups.filter(|(_, group)| group.is_over(read_at));
         let over: Vec<GroupId> = over.map(|(id, _)| *id).collect();
+        let before = batch.len();
         for id in over {
+            if batch.len() - before >= SWEPT_MAX {
+                break;
+            }
             let target = self.target(id);
             if let Some((group, target)) = self.groups.remove(&id).zip(target) {
                 group.flows.close(target, batch);

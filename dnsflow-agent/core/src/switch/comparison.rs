@@ -16,10 +16,14 @@ use crate::{
         flow::{Cookie, Ends, FlowChange, FlowKey, InstalledFlow, Sentinel},
         ids::PortId,
         limits::{
-            COMPARE_AGAIN, COMPARE_INTERVAL, RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX, UNKNOWN_MAX,
+            COMPARE_AGAIN, COMPARE_INTERVAL, RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX,
+            UNKNOWN_MAX, UNKNOWN_OF_GROUPS_MAX,
         },
     },
 };
+
+/// Unknown flows of addresses that one comparison looks at.
+const UNKNOWN_OF_ADDRESSES_MAX: usize = UNKNOWN_MAX - UNKNOWN_OF_GROUPS_MAX;
 
 /// The comparison of the switch with the cache.
 #[derive(Debug, Default)]
@@ -323,11 +327,14 @@ impl Switch {
                 access.ends(&flow.key, now);
                 continue;
             }
-            let unknown = match flow.key.matches.ends {
-                Ends::Addresses(_) => &mut self.comparison.unknown,
-                Ends::Group { .. } => &mut self.comparison.unknown_of_groups,
+            let (unknown, max) = match flow.key.matches.ends {
+                Ends::Addresses(_) => (&mut self.comparison.unknown, UNKNOWN_OF_ADDRESSES_MAX),
+                Ends::Group { .. } => (
+                    &mut self.comparison.unknown_of_groups,
+                    UNKNOWN_OF_GROUPS_MAX,
+                ),
             };
-            if unknown.len() < UNKNOWN_MAX {
+            if unknown.len() < max {
                 unknown.push(flow);
             } else {
                 self.compare_by(now);
@@ -354,8 +361,8 @@ impl Switch {
         let number = self.comparison.number;
         let unknown = std::mem::take(&mut self.comparison.unknown);
         let of_groups = std::mem::take(&mut self.comparison.unknown_of_groups);
-        let is_all = unknown.len() < UNKNOWN_MAX;
-        let are_all_found = is_all && of_groups.len() < UNKNOWN_MAX;
+        let is_all = unknown.len() < UNKNOWN_OF_ADDRESSES_MAX;
+        let are_all_found = is_all && of_groups.len() < UNKNOWN_OF_GROUPS_MAX;
         let unknown = unknown.into_iter().chain(of_groups);
         let mut unknown: HashMap<FlowKey, InstalledFlow> =
             unknown.map(|flow| (flow.key.clone(), flow)).collect();
@@ -467,5 +474,6 @@ fn restore(access: &mut Access<'_>, holder: Holder, batch: &mut Batch, out: &mut
     if let Some((target, flows)) = access.flows(holder) {
         let written = flows.restore(target, batch);
         out.counters.flows_restored += written as u64;
+        access.restored(holder, batch.now());
     }
 }

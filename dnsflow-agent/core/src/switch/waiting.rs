@@ -75,9 +75,9 @@ impl Waiting {
         self.queues.is_full(port)
     }
 
-    /// The last batch of a pod that waits, if there is room in it.
-    pub(super) fn last_with_room(&self, port: PortId) -> Option<BatchId> {
-        self.queues.last_with_room(port)
+    /// The batch of a pod that waits for what comes now, if there is room in it. A rule denies that, or not.
+    pub(super) fn with_room(&self, port: PortId, denies: bool) -> Option<BatchId> {
+        self.queues.with_room(port, denies)
     }
 
     /// Takes the changes of a batch into the queue of a pod. What a rule denies goes before all that waits there, with

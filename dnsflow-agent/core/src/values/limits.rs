@@ -247,6 +247,8 @@ pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 /// Flows of ours in the switch that no cache entry has, looked at in one comparison. There are many only
 /// once, after a restart without a snapshot; the next comparison takes the rest.
 pub const UNKNOWN_MAX: usize = 1 << 17;
+/// Those of them that are of groups: by default, there are 2,047 groups, with a few flows each.
+pub const UNKNOWN_OF_GROUPS_MAX: usize = UNKNOWN_MAX / 4;
 /// Lost flows are restored in batches of about so many …
 pub const RESTORE_MAX: usize = 2048;
 /// … of which so many are under way. The switch always has something to do, and an opening never
@@ -383,8 +385,11 @@ pub(crate) const GROUP_STAYS: Duration = Duration::from_secs(60);
 /// a flow of it, whose removal waits. Until the revalidators have been at work, the switch has megaflows of it. Longer
 /// than the time between two comparisons.
 pub(crate) const GROUP_RESTS: Duration = Duration::from_secs(30);
-/// How long an address keeps the mark of a former group whose successor is not in force. A queue of changes takes less;
-/// beyond, the switch does not take the flows, and the former rules end without them.
+/// Flows of groups that end with one comparison, but for those of the last group: as many as the switch takes until the
+/// next one.
+pub(crate) const SWEPT_MAX: usize = 1 << 14;
+/// How long an address keeps the mark of a former group whose successor is not in force, until the next comparison. A
+/// queue of changes takes less; beyond, the switch does not take the flows, and the former rules end without them.
 pub(crate) const GROUP_LATE: Duration = Duration::from_secs(5);
 /// How long addresses get flows of their own after the kernel has refused a mark. Then one is tried again.
 pub(crate) const MARKS_REFUSED: Duration = Duration::from_secs(60);

@@ -448,3 +448,34 @@ fn one_answer_for_a_denied_name_removes_no_more_flows_than_a_pod_has() {
     assert!(denied <= flows_of_pod_max(64));
     assert_eq!(changes(&mut node), allowed + denied);
 }
+
+/// Another pod fills the node. An edit then takes most flows of a pod that had them before, though all rules allow them.
+#[test]
+fn an_edit_closes_nothing_because_another_pod_has_filled_the_node() {
+    for is_filled in [false, true] {
+        let rules = [many(allow("many.test"), 50), deny_all()];
+        let edited = [
+            allow("other.test"),
+            many(allow("many.test"), 50),
+            deny_all(),
+        ];
+        let mut node = Node::with(&rules);
+        node.add_pod("p2", 6);
+        node.engine.told.cache.limits_mut().names_per_node_max = 1000;
+        let told = addresses(0, 30);
+        node.answer("p1", "many.test", &told, 600);
+        assert!(
+            told.iter()
+                .all(|address| super::starts::is_open(&node, *address, 0))
+        );
+        if is_filled {
+            node.answer("p2", "many.test", &addresses(1000, 100), 600);
+        }
+        super::starts::edit(&mut node, &edited);
+        node.pass(Duration::from_secs(1));
+        let open = told
+            .iter()
+            .filter(|address| super::starts::is_open_at_all(&node, **address));
+        assert_eq!(open.count(), told.len(), "filled: {is_filled}");
+    }
+}

@@ -411,3 +411,30 @@ fn what_has_ended_for_others_does_not_go_at_once_because_a_tenant_has_a_network_
     });
     assert!(changes.sum::<usize>() <= 2 * CHANGES_UNDER_WAY_MAX);
 }
+
+/// What a pod is told goes in batches of about as many changes as it may have under way. Of denied names, each answer is
+/// a batch.
+#[test]
+fn denials_go_in_batches_as_other_answers_do() {
+    let rules = [deny("bad.test"), allow("example.com"), deny_all()];
+    let mut batches = [0; 2];
+    for (name, batches) in ["example.com", "bad.test"].iter().zip(&mut batches) {
+        let mut node = Node::with(&rules);
+        node.waiting = Some(VecDeque::new());
+        for (at, told) in addresses(0, 1024).into_iter().enumerate() {
+            node.answer("p1", &format!("n{}.{name}", at % 8), &[told], 600);
+        }
+        while node.carry_out_next() {}
+        let changed = node.batches();
+        assert_eq!(
+            changed
+                .iter()
+                .map(|(_, changes)| changes.len())
+                .sum::<usize>(),
+            1024
+        );
+        *batches = changed.len();
+    }
+    // As many answers as there are until the queue is full go in a batch each.
+    assert!(batches[1] <= 2 * batches[0], "{batches:?}");
+}

@@ -83,19 +83,26 @@ impl Queues {
         queue.is_some_and(|queue| !queue.waiting.is_empty() || !queue.has_room())
     }
 
-    /// The last batch of a pod that waits, if there is room in it.
-    pub(super) fn last_with_room(&self, port: PortId) -> Option<BatchId> {
-        let last = self.ports.get(&port)?.waiting.back()?;
-        let has_room = last.len < CHANGES_UNDER_WAY_MAX;
-        last.batch.id().filter(|_| has_room)
+    /// The batch of a pod that waits for what comes now, if there is room in it. A rule denies that, or not.
+    pub(super) fn with_room(&self, port: PortId, denies: bool) -> Option<BatchId> {
+        let waiting = &self.ports.get(&port)?.waiting;
+        let queued = match denies {
+            true => waiting.front().filter(|first| first.batch.denies),
+            false => waiting.back(),
+        };
+        let queued = queued.filter(|queued| queued.len < CHANGES_UNDER_WAY_MAX)?;
+        queued.batch.id()
     }
 
     /// Takes a batch, or what is added to the last one. A batch without changes need not wait.
     pub(super) fn push(&mut self, port: PortId, queued: Queued) {
-        let last = self.ports.get_mut(&port);
-        let last = last.and_then(|queue| queue.waiting.back_mut());
-        match last {
-            Some(last) if last.batch.id() == queued.batch.id() => last.add(queued),
+        let waiting = self.ports.get_mut(&port).map(|queue| &mut queue.waiting);
+        let same = waiting.and_then(|waiting| match queued.batch.denies {
+            true => waiting.front_mut(),
+            false => waiting.back_mut(),
+        });
+        match same {
+            Some(same) if same.batch.id() == queued.batch.id() => same.add(queued),
             _ if queued.len == 0 => {}
             _ => {
                 self.batches.extend(queued.batch.id());
