@@ -433,8 +433,8 @@ impl Installed {
         is_over
     }
 
-    /// Removes a mark by former rules, once the switch has confirmed the batch with the flows that replace it. Returns
-    /// whether it has.
+    /// Removes the mark by former rules of an address that [is ending](Self::is_ending), if the switch has confirmed the
+    /// flows that replace it with this batch. Returns whether it has.
     pub(crate) fn confirmed(
         &mut self,
         place: Place,
@@ -449,7 +449,7 @@ impl Installed {
                 flows.written == Written::In(written_in) && !flows.is_lost()
             }
         };
-        if is_over && self.is_ending() {
+        if is_over {
             self.end_mark(place, groups, batch);
         }
         is_over

@@ -7,6 +7,7 @@ use std::{collections::VecDeque, num::NonZeroU32};
 
 use super::{
     restart::{after_restart_with, read_but_southbound, southbound, started},
+    starts::carry_out_until_dump,
     *,
 };
 use crate::values::limits::MARK_SLACK;
@@ -254,10 +255,7 @@ fn what_an_edit_closed_while_no_agent_ran_is_closed_after_a_slow_start() {
         after.waiting = Some(VecDeque::new());
         let sb = southbound(&after, &edited);
         after.give(Input::Sb(sb));
-        let is_dump = |next: &Command| matches!(next, Command::Ask(FlowQuestion::Dump));
-        while !after.waiting.iter().flatten().next().is_some_and(is_dump) {
-            assert!(after.carry_out_next(), "a dump is asked for");
-        }
+        carry_out_until_dump(&mut after);
         after.pass(Duration::from_secs(1));
         while after.carry_out_next() {}
         after.waiting = None;

@@ -6,7 +6,7 @@ use super::{
     edits::{ONE_NUMBER, WAYS, config, node},
     limits::many,
     restart::{read_but_southbound, southbound, started},
-    starts::{edit, is_dump, is_open, is_open_at_all},
+    starts::{carry_out_until_dump, edit, is_open, is_open_at_all},
     *,
 };
 use crate::{ovn::rows::LoadBalancer, values::limits::CHANGES_UNDER_WAY_MAX};
@@ -30,9 +30,7 @@ fn a_former_mark_stays_until_its_successor_has_had_the_time_to_come() {
         let mut node = read_but_southbound(node, &before, &moved);
         node.waiting = Some(VecDeque::new());
         node.give(Input::Sb(southbound(&node, &moved)));
-        while !node.waiting.iter().flatten().next().is_some_and(is_dump) {
-            assert!(node.carry_out_next());
-        }
+        carry_out_until_dump(&mut node);
         node.pass(Duration::from_secs(dump_takes));
         assert!(node.carry_out_next());
         assert!(node.engine.switch.is_compared());

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use proptest::{collection::vec, prelude::*};
 
-use super::*;
+use super::{starts::carry_out_until_dump, *};
 use crate::values::limits::{HOLD_LONGEST, UNKNOWN_DEFERRED_MAX};
 
 /// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its
@@ -136,10 +136,7 @@ fn an_answer_before_the_comparison_goes_back_behind_it() {
         node.waiting = Some(VecDeque::new());
         let sb = southbound(&node, &rules);
         node.give(Input::Sb(sb));
-        let is_dump = |next: &Command| matches!(next, Command::Ask(FlowQuestion::Dump));
-        while !node.waiting.iter().flatten().next().is_some_and(is_dump) {
-            assert!(node.carry_out_next(), "a dump is asked for");
-        }
+        carry_out_until_dump(&mut node);
         let bytes = node.held_answer("www.example.com", &[ADDRESS]);
         assert_eq!(releases(&node), 0, "its flow may be missing");
         node.carry_out_next();
@@ -548,10 +545,7 @@ fn an_address_that_is_told_again_meanwhile_opens_by_flows_of_its_own() {
     let mut node = read_but_southbound(node, &before, &rules);
     node.waiting = Some(VecDeque::new());
     node.give(Input::Sb(southbound(&node, &rules)));
-    let is_dump = |next: &Command| matches!(next, Command::Ask(FlowQuestion::Dump));
-    while !node.waiting.iter().flatten().next().is_some_and(is_dump) {
-        assert!(node.carry_out_next(), "a dump is asked for");
-    }
+    carry_out_until_dump(&mut node);
     let dump = node.waiting.as_mut().and_then(VecDeque::pop_front);
     assert_eq!(node.marks.len(), 1);
     node.answer("p1", "www.example.com", &[ADDRESS], 600);

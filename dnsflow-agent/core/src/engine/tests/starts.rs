@@ -33,8 +33,15 @@ pub(super) fn is_open_at_all(node: &Node, address: [u8; 4]) -> bool {
     node.destinations().contains(&address)
 }
 
-pub(super) fn is_dump(command: &Command) -> bool {
+fn is_dump(command: &Command) -> bool {
     matches!(command, Command::Ask(FlowQuestion::Dump))
+}
+
+/// Carries out what comes before the first dump.
+pub(super) fn carry_out_until_dump(node: &mut Node) {
+    while !node.waiting.iter().flatten().next().is_some_and(is_dump) {
+        assert!(node.carry_out_next(), "a dump is asked for");
+    }
 }
 
 pub(super) fn edit(node: &mut Node, rules: &[Rule]) {
@@ -281,9 +288,7 @@ fn a_mark_of_the_former_run_goes_with_the_edit_that_takes_its_rule_away() {
     let mut node = read_but_southbound(node, &before, &moved);
     node.waiting = Some(VecDeque::new());
     node.give(Input::Sb(southbound(&node, &moved)));
-    while !node.waiting.iter().flatten().next().is_some_and(is_dump) {
-        assert!(node.carry_out_next());
-    }
+    carry_out_until_dump(&mut node);
     assert!(node.carry_out_next());
     assert!(node.engine.switch.is_compared());
     edit(&mut node, &[deny_all()]);
