@@ -884,7 +884,7 @@ fn plan(
                 denials_only: entry.is_refused,
                 is_denied,
             },
-            known: known.map(|known| *known),
+            known,
             further: further.map(|rules| &rules[..]),
             // An address without a denied name may get a mark in place of its flows.
             may_stay: may_stay && is_denied,

@@ -40,6 +40,8 @@ pub(crate) enum Installed {
 pub(crate) struct Replaced {
     marked: Marked,
     flows: Flows,
+    /// If the flows are by other rules: the end of the mark, although the switch has not taken them.
+    ends_at: Option<Timestamp>,
 }
 
 /// An address with a group.
@@ -58,8 +60,6 @@ pub(crate) struct Marked {
     is_counted: bool,
     /// The last reading that has found the mark.
     found_in: u32,
-    /// If the address has flows by other rules by now: the end of the mark, although the switch has not taken them.
-    ends_at: Option<Timestamp>,
 }
 
 /// A reading of all marks: a part of a comparison.
@@ -145,11 +145,24 @@ impl Installed {
         }
     }
 
-    fn of_parts(flows: Flows, marked: Option<Marked>) -> Self {
+    /// These flows and this mark, which ends at `ends_at` at the latest if there are flows.
+    fn of_parts(flows: Flows, marked: Option<Marked>, ends_at: Option<Timestamp>) -> Self {
         match marked {
             None => Self::Flows(flows),
             Some(marked) if flows.is_empty() => Self::Marked(marked),
-            Some(marked) => Self::Replaced(Box::new(Replaced { marked, flows })),
+            Some(marked) => Self::Replaced(Box::new(Replaced {
+                marked,
+                flows,
+                ends_at,
+            })),
+        }
+    }
+
+    /// The end of a mark by former rules, if the address has one.
+    fn ends_at(&self) -> Option<Timestamp> {
+        match self {
+            Self::Flows(_) | Self::Marked(_) => None,
+            Self::Replaced(replaced) => replaced.ends_at,
         }
     }
 
@@ -222,12 +235,10 @@ impl Installed {
     /// How what lets the pod reach the address came into the switch.
     pub(crate) fn written(&self, groups: &Groups) -> Written {
         let written = |flows: Option<&Flows>| flows.map(|flows| flows.written).unwrap_or_default();
-        let Some(marked) = self.marked() else {
+        let marked = self.marked().filter(|_| !self.is_ending());
+        let Some(marked) = marked else {
             return written(self.own());
         };
-        if marked.ends_at.is_some() {
-            return written(self.own());
-        }
         if groups.is_in_force(marked.group) {
             return Written::Before;
         }
@@ -246,8 +257,8 @@ impl Installed {
         }
     }
 
-    /// Makes the plan what lets the pod reach the address, and restores lost flows. If the address does not need flows of its own and there is a group for the plan, the
-    /// address gets the group, else flows of its own.
+    /// Makes the plan what lets the pod reach the address, and restores lost flows. The address gets the group of the plan,
+    /// if there is one. It gets flows of its own if there is none, or if it needs them.
     pub(crate) fn enforce(
         &mut self,
         place: Place,
@@ -286,6 +297,7 @@ impl Installed {
             _ if needs_flows || !is_tried => None,
             _ => groups.take(port, &wanted, batch),
         };
+        let mut ends_at = self.ends_at();
         let (mut flows, marked) = std::mem::take(self).into_parts();
         let has_flows = !flows.is_empty();
         let (enforced, marked) = match (marked, group) {
@@ -309,7 +321,7 @@ impl Installed {
                 (Enforced::by_mark(count), Some(marked))
             }
             (Some(mut marked), Some(group)) => {
-                marked.ends_at = None;
+                ends_at = None;
                 let before = std::mem::replace(&mut marked.group, group);
                 groups.release(before, address, now);
                 marked.set(place, groups, batch);
@@ -319,7 +331,7 @@ impl Installed {
                 }
                 (Enforced::by_mark(count), Some(marked))
             }
-            (Some(mut marked), None) => {
+            (Some(marked), None) => {
                 let wanted = of_address(wanted);
                 let before = batch.len();
                 let enforced = flows.enforce(address.into(), wanted, adopted, batch);
@@ -328,17 +340,17 @@ impl Installed {
                     ..enforced
                 };
                 // What a rule denies closes at once, and so does what no rule opens, or flows that are there.
-                let is_awaited = marked.ends_at.is_some() || batch.adds_since(before);
+                let is_awaited = ends_at.is_some() || batch.adds_since(before);
                 let stays = marked.until.is_some() && is_awaited && !flows.is_empty() && !is_denied;
                 if stays {
-                    marked.ends_at.get_or_insert(now + GROUP_LATE);
+                    ends_at.get_or_insert(now + GROUP_LATE);
                 } else {
                     marked.remove(place, groups, batch);
                 }
                 (enforced, Some(marked).filter(|_| stays))
             }
         };
-        *self = Self::of_parts(flows, marked);
+        *self = Self::of_parts(flows, marked, ends_at);
         enforced
     }
 
@@ -407,7 +419,7 @@ impl Installed {
             let plan = of_address(groups.plan(marked.group));
             flows.enforce(place.address.into(), plan, None, batch);
         }
-        *self = Self::of_parts(flows, marked);
+        *self = Self::of_parts(flows, marked, None);
     }
 
     /// Removes a mark that is replaced, once this comparison has found all flows that replace it. Returns whether it
@@ -423,7 +435,7 @@ impl Installed {
         let is_over = match self {
             Self::Flows(_) | Self::Marked(_) => false,
             Self::Replaced(replaced) => {
-                let is_late = replaced.marked.ends_at.is_some_and(|end| end <= now);
+                let is_late = replaced.ends_at.is_some_and(|end| end <= now);
                 is_late || replaced.flows.are_all_seen(comparison)
             }
         };
@@ -457,7 +469,7 @@ impl Installed {
 
     /// Whether the address has a mark by former rules, and flows that replace it.
     pub(crate) fn is_ending(&self) -> bool {
-        self.marked().is_some_and(|marked| marked.ends_at.is_some())
+        self.ends_at().is_some()
     }
 
     fn end_mark(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
@@ -636,7 +648,6 @@ impl Marked {
             is_used: false,
             is_counted: false,
             found_in: 0,
-            ends_at: None,
         }
     }
 
