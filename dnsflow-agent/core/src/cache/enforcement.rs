@@ -92,20 +92,32 @@ impl Cache {
     /// How many flows an address may have now.
     pub(crate) fn room(&self, port: PortId, address: IpAddr) -> Room {
         let entries = &self.port(port).entries;
-        let own = entries.get(address);
-        let own = own.map_or(0, |entry| entry.installed.len());
+        let entry = entries.get(address);
+        let own = entry.map_or(0, |entry| entry.installed.len());
         let of_port = entries.sizes().flows - own;
         let of_node = self.ports.totals().flows - own;
         let most_of_node = self.limits.flows_per_node_max();
         let share = most_of_node / self.ports.len().max(1);
-        // What is open is not closed because others have many.
-        if of_node >= most_of_node && of_port >= share && own <= 1 {
-            Room::Least
+        // What is open is not closed because others have many. At a start, it is not known yet what is open.
+        if of_node >= most_of_node && of_port >= share && self.earlier.is_adopted() {
+            Room::least(entry.map_or(0, |entry| self.flows_at(entry)))
         } else if of_port >= self.limits.flows_per_port_max() {
             Room::Little
         } else {
             Room::Usual
         }
+    }
+
+    /// How many flows let the pod reach an address, as far as is known: those of its own, of its group, or of an earlier run.
+    fn flows_at(&self, entry: &Entry) -> usize {
+        let of_group = entry.installed.group();
+        let of_group = of_group.and_then(|group| self.groups.flows(group));
+        let adopted = entry.adopted.as_ref();
+        entry
+            .installed
+            .len()
+            .max(of_group.map_or(0, Flows::len))
+            .max(adopted.map_or(0, |adopted| adopted.flows.len()))
     }
 
     /// The plan of an address was made in this room; `is_cut`: not all flows of its rules are in it.

@@ -8,6 +8,7 @@ use crate::{
     cache::{Cache, entries::Entry, ports::Key},
     installed::{Batch, Groups, Installed, Place, ReadMark, Reading},
     io::input::{BatchId, MarkFound},
+    policy::plan::Room,
     values::{
         flow::FlowKey,
         ids::PortId,
@@ -254,6 +255,7 @@ impl Cache {
         let entry = entries.get(address);
         entry.is_some_and(|entry| entry.is_backend && entry.installed.is_by_mark_alone())
             && entries.sizes().flows < self.limits.flows_per_port_max() / 2
+            && !matches!(self.room(port, address), Room::Least(_))
     }
 
     /// Gives flows to an address that lacks them. Its mark stays until the switch has them.

@@ -23,6 +23,7 @@ mod reports;
 mod restart;
 mod restore;
 mod room;
+mod room_of_node;
 mod sentinels;
 mod starts;
 mod under_way;
