@@ -1,11 +1,11 @@
-//! What each pod was told: addresses, the names that lead to them, until when, and the limits.
+//! The DNS answers to each pod: addresses, their names, the ends of both, and the limits.
 //!
 //! `Cache` composes owners, each of which keeps an invariant: the entries of a port with their names (`entries.rs`),
-//! all ports (`ports.rs`), candidates for eviction (`candidates.rs`), the names that have ended (`ended.rs`), when entries
-//! are looked at (`due.rs`), the next reading of counters (`counter_reading.rs`), and what an earlier run has left
-//! (`earlier_run.rs`).
+//! all ports (`ports.rs`), candidates for eviction (`candidates.rs`), ended names (`ended.rs`), the times at which
+//! entries are checked (`due.rs`), the next reading of counters (`counter_reading.rs`), and the state of an earlier
+//! run (`earlier_run.rs`).
 //!
-//! Here is the way of what a pod is told. Other ways lead through the owners as well: room (`room.rs`), the end of names
+//! This file has the way of an answer. Other ways lead through the owners as well: room (`room.rs`), the end of names
 //! and entries (`expiry.rs`), adoption and snapshot (`adoption.rs`), flows (`enforcement.rs`) and marks (`marks.rs`).
 
 pub mod snapshot;

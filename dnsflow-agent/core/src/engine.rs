@@ -1,13 +1,11 @@
-//! The state of one node: routes what happens to the owners of the state, and orders what they give
-//! out.
+//! The state of one node: routes inputs to the owners of the state, and orders their outputs.
 //!
-//! One task owns the engine. It hands in each [`Input`] with the time, ends the turn
-//! ([`Engine::end_turn`]), takes the [`Command`]s and [`Report`]s that came of it, and calls
-//! [`Engine::handle_timeout`] when [`Engine::next_deadline`] has passed.
+//! One task owns the engine. It hands in each [`Input`] with the time, ends the turn ([`Engine::end_turn`]), takes
+//! the resulting [`Command`]s and [`Report`]s, and calls [`Engine::handle_timeout`] when [`Engine::next_deadline`]
+//! has passed.
 //!
-//! No owner reaches into another: what one needs of another is handed to it. The flows that should be
-//! in the switch are those of the cache entries; what is in the switch is only ever compared with
-//! them.
+//! No owner reaches into another: the engine hands an owner the parts of others that it needs. The cache entries
+//! decide which flows should be in the switch. The flows in the switch are only ever compared with them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

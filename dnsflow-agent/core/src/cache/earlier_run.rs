@@ -1,9 +1,9 @@
-//! What an earlier run of the agent has left: the entries of its snapshot, and whose the flows are that it left in the
-//! switch.
+//! The state that an earlier run of the agent has left: the entries of its snapshot, and the owners of its flows in
+//! the switch.
 //!
-//! An entry of the snapshot is in one place: with its port once the pod has come back, else here. Here, it stays until
-//! all flows of the earlier run have been adopted or removed, so that a snapshot has it as well: if this run ends before,
-//! the next one has to know whose the flows were.
+//! An entry of the snapshot is in one place: with its port once the pod has come back, else here. It stays here until
+//! all flows of the earlier run have been adopted or removed, so that a snapshot has it as well. If this run ends
+//! before, the next one has to know the owners of the flows.
 
 use std::{
     collections::{BTreeMap, HashSet},

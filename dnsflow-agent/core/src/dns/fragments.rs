@@ -1,12 +1,11 @@
 //! Reassembles UDP datagrams from IP fragments (RFC 791, section 3.2; RFC 8200, section 4.5).
 //!
-//! A datagram is handed out whole or not at all. If fragments of a datagram overlap, all its
-//! fragments are refused, also those that are still to come (RFC 5722, section 4). The same holds
-//! for IPv4, because hosts read overlapping fragments in different ways. Only a first fragment is
-//! read as a header.
+//! A datagram is given out whole or not at all. If fragments of a datagram overlap, all its fragments are refused,
+//! also later ones (RFC 5722, section 4). The same holds for IPv4, because hosts read overlapping fragments in
+//! different ways. Only a first fragment is read as a header.
 //!
-//! The caller decides for which senders memory is used. Each fragment has the addresses; only the
-//! first one has the ports.
+//! The caller decides which senders may use memory. Each fragment has the addresses; only the first one has the
+//! ports.
 
 use std::{
     collections::BTreeMap,

@@ -1,10 +1,9 @@
-//! What one pod's answers may change in the switch and in the kernel: so much each second, so much at once.
+//! How much the answers to one pod may change in the switch and in the kernel, for each second and at once.
 //!
-//! Whoever answers for a name decides how many addresses a pod is told. Each one that a rule allows is written into
-//! the switch, which follows the flows of all pods on one thread, or gets a mark in the kernel, which costs the agent
-//! alone, and far less. So a pod has a budget of its own; the node's budget stands behind those of the pods, and what
-//! runs out of it is lost to the pods that have used more than half of their own. Why an
-//! answer over budget is not opened later instead: `docs/decisions/budgets.md`.
+//! The name server decides how many addresses it returns to a pod. Each allowed address is written into the switch,
+//! which takes the flows of all pods on one thread; or it gets a mark in the kernel, which costs the agent alone, and
+//! far less. So a pod has a budget of its own. If the node's budget is used up, only pods with half of their own left
+//! go on. `docs/decisions/budgets.md` has the reason why an answer over budget is not opened later.
 
 use std::{
     collections::{BTreeMap, HashMap},

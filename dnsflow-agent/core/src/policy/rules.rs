@@ -1,11 +1,10 @@
-//! The rules of one namespace as OVN enforces them now: pairs each logical flow for a DNS name with
-//! the EgressFirewall's rule that OVN made it from.
+//! The rules of one namespace as OVN enforces them now. Each logical flow for a DNS name is paired with the
+//! EgressFirewall's rule behind it.
 //!
-//! Content decides which rule a logical flow belongs to, not the index. ovn-kubernetes edits ACL
-//! rows in place: an index stands for another rule as soon as a rule is inserted, and ovn-northd
-//! follows a little later. The hash in the name of the address set, in the logical flow itself,
-//! says for which name the logical flow is at this moment. While the resource has already changed
-//! and OVN has not, the flows of a name therefore stay where OVN still enforces the rule, and move
+//! The content of a logical flow decides which rule it belongs to, not the index. ovn-kubernetes edits ACL rows in
+//! place: an index stands for another rule as soon as a rule is inserted, and ovn-northd follows a little later. The
+//! logical flow itself has the name of the address set, and this name has the hash of the DNS name. While the
+//! resource has changed and OVN has not, the flows of a DNS name stay where OVN still enforces the rule. They move
 //! together with OVN's.
 
 pub(crate) mod pairing;

@@ -1,14 +1,12 @@
-//! Holds answers that were taken off the wire, until the switch lets the pod reach the addresses in
-//! them.
+//! Holds answers until the switch lets the pod reach their addresses.
 //!
-//! Every frame leaves exactly once: as soon as its wait is over, and at the latest
-//! [`HoldLimits::longest`] after its capture. Frames of one TCP connection leave in the order in
-//! which they came. A frame can therefore wait for earlier frames, but never makes earlier frames
-//! wait. No frame is dropped: if there is no room, the queue does not take the frame, and the
-//! caller releases it.
+//! Every frame leaves exactly once: as soon as its wait is over, and at the latest [`HoldLimits::longest`] after its
+//! capture. Frames of one TCP connection leave in the order of their arrival. So a frame can wait for earlier frames,
+//! but never makes earlier frames wait. No frame is dropped: if there is no room, the queue does not take the frame,
+//! and the caller releases it.
 //!
-//! Only the first frame of each connection is examined. A frame costs a few look-ups in balanced
-//! trees, however many frames there are.
+//! Only the first frame of each connection is examined. A frame costs a few look-ups in balanced trees, however many
+//! frames there are.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},

@@ -1,14 +1,14 @@
-//! Changes of flows that wait in the agent, on their way to the switch.
+//! Changes of flows that wait in the agent before they go to the switch.
 //!
-//! ovs-vswitchd takes the changes of all pods one after the other. If those of one pod went there as fast as they come,
-//! what opens an address for another pod would stand behind thousands. So a pod has few changes under way at a time: the
-//! others wait in its queue ([`queues`]). Addresses of a pod may also end together, and a pod may go: flows that only end
-//! wait in one set for the whole node, and go in parts ([`removals`]). The changes of other pods go past.
+//! ovs-vswitchd takes the changes of all pods one after the other. If all changes of one pod went there at once, the
+//! openings of another pod would wait behind thousands. So each pod has few changes under way at a time, and its
+//! other changes wait in its queue ([`queues`]). Addresses of a pod may also end together, and a pod may go. So
+//! removals wait in one set for the whole node, and go in parts ([`removals`]). The changes of other pods go past.
 //!
-//! One change waits for each flow, the last one ([`places`]), so that what waits and what is wanted are the same. A batch
-//! that goes past takes along what waits between the ends of its flows ([`Waiting::take_along`]): no two changes of a
-//! flow change places, and no former flow decides beside a new one.
-//! What else was weighed: `docs/decisions/under-way.md`.
+//! Only the last change of each flow waits ([`places`]), so that the waiting changes lead to the wanted flows. A
+//! batch that goes past takes along the waiting changes between the ends of its flows ([`Waiting::take_along`]). So
+//! changes of one flow keep their order, and no former flow decides beside a new one. `docs/decisions/under-way.md`
+//! weighs the designs.
 
 mod places;
 mod queues;

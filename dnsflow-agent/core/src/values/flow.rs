@@ -267,12 +267,11 @@ pub enum Action {
 
 /// A sentinel flow: when it goes, all flows with one cookie in one table go, too.
 ///
-/// The flows that open addresses must not outlive the agent for long. If each of them had a hard
-/// timeout, ovs-vswitchd would look at each of them after every pass of its revalidators (`run` in
-/// its ofproto/ofproto-dpif.c). Only the sentinel flow has a hard timeout, and no packet meets this
-/// flow. Its action is `learn` with `delete_learned` (ovs-actions(7)) for a cookie and a table.
-/// When the last flow with this action is gone, Open vSwitch removes the flows of the table that
-/// have the cookie, no matter who wrote them (`learned_cookies_flush` in its ofproto/ofproto.c).
+/// The flows that open addresses must not outlive the agent for long. If each had a hard timeout, ovs-vswitchd would
+/// check each of them after every pass of its revalidators (`run` in its ofproto/ofproto-dpif.c). So only the
+/// sentinel flow has a hard timeout, and no packet meets it. Its action is `learn` with `delete_learned`
+/// (ovs-actions(7)) for a cookie and a table. When the last flow with this action is gone, Open vSwitch removes all
+/// flows of the table with this cookie, whoever wrote them (`learned_cookies_flush` in its ofproto/ofproto.c).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Sentinel {
     /// The table.

@@ -275,13 +275,13 @@ pub const TCP_AHEAD_BYTES_MAX: usize = u16::MAX as usize + 2;
 /// Pieces of one connection that wait for a missing segment: the longest message in segments of
 /// 536 bytes, the least that every host takes (RFC 9293, section 3.7.1).
 pub const TCP_AHEAD_PIECES_MAX: usize = 128;
-/// A connection on which the server says nothing new for this long is forgotten, whatever the pod says:
-/// a pod could keep it in memory for longer than it lives, until the server begins another one of the same
-/// ports with numbers that continue it. Linux adds to each tuple's hash a clock of 64 ns (`seq_scale` in
-/// net/core/secure_seq.c, after RFC 9293, section 3.4.1), whose 32 bits are through in 274.9 s. And Linux
-/// gives up a closed connection without a word when nobody acknowledges its data for more than 100 s
-/// (`tcp_orphan_retries` in net/ipv4/tcp_timer.c). DNS servers do not wait for as long: RFC 7766, section
-/// 6.2.3, recommends a few seconds; CoreDNS takes ten, BIND and Unbound thirty.
+/// A connection is forgotten if the server sends nothing new for this long, whatever the pod sends. Otherwise a pod
+/// could keep the connection in memory beyond its life, until the server begins another one of the same ports with
+/// numbers that continue it. Linux adds a clock of 64 ns to each tuple's hash (`seq_scale` in net/core/secure_seq.c,
+/// after RFC 9293, section 3.4.1), whose 32 bits wrap after 274.9 s. And Linux drops a closed connection silently
+/// when nobody acknowledges its data for more than 100 s (`tcp_orphan_retries` in net/ipv4/tcp_timer.c). DNS servers
+/// do not wait for as long: RFC 7766, section 6.2.3, recommends a few seconds; CoreDNS takes ten, BIND and Unbound
+/// thirty.
 pub const TCP_IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// Fragmented datagrams that are put together at the same time on the node. Beyond, the oldest one

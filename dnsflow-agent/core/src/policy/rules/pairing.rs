@@ -1,8 +1,8 @@
-//! The rules of one namespace with pods here, kept beside the rows that OVN made of them.
+//! The rules of one namespace with pods here, paired with OVN's rows for them.
 //!
-//! Rows and rules are read when they come: each is parsed and hashed once. A change of one of them touches the ACLs
-//! with the same address sets, then the names of these ACLs, then the places in the EgressFirewall that have these
-//! names. No change looks at all rules or at all rows, except the first one and those that concern every rule.
+//! Each row and each rule is parsed and hashed once, when it comes. A change of one concerns the ACLs with the same
+//! address sets, then the names of these ACLs, then the places in the EgressFirewall that have these names. No change
+//! goes through all rules or all rows, except the first one and those that concern every rule.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},

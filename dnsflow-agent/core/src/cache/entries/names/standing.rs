@@ -119,10 +119,11 @@ impl ByRules {
         }
     }
 
-    /// The name that gives way, and the one that stands for it from then on, if any does. First goes a name that no rule
-    /// in force matches and none is to deny, if the further name claims more; then one of two that the same rules match,
-    /// of those rules that match most names; at last an allowed one, if the further one is denied or to be denied. Of
-    /// several, the one that ends first. Thus a denied name gives way only to another one that the same rules deny.
+    /// The name that gives way, and the name that stands for it from then on, if there is one. If the further name
+    /// claims more, a name goes first that no rule in force matches and none is to deny. Then goes one of two names
+    /// that the same rules match, among the rules with most names. Last goes an allowed name, if the further one is
+    /// denied or to be denied. Among several, the name that ends first goes. So a denied name gives way only to
+    /// another one that the same rules deny.
     pub(super) fn first_to_go(
         &self,
         further: &Standing,
