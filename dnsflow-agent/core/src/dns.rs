@@ -149,7 +149,7 @@ pub struct Response<'a> {
     is_truncated: bool,
 }
 
-/// What a DNS answer says about the name that was asked for.
+/// The addresses of a DNS answer for the question's name.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Answer {
     /// As of the [`Response`].
@@ -352,7 +352,7 @@ impl Answer {
     }
 }
 
-/// What a record begins with.
+/// The fields in front of a record's data.
 #[derive(Clone, Copy, Debug)]
 struct Head {
     code: u16,
@@ -408,7 +408,7 @@ fn octets_at<const N: usize>(message: &[u8], at: usize) -> Result<[u8; N], DnsEr
     octets.copied().ok_or_else(DnsError::too_short)
 }
 
-/// What stands at a place of a name (RFC 1035, section 4.1.4).
+/// The element at a place of a name (RFC 1035, section 4.1.4).
 enum Piece {
     Root,
     /// So many octets, with the length.
@@ -429,7 +429,7 @@ impl Piece {
     }
 }
 
-/// Takes from `octets` what decoding the name at this place costs: its labels, and the pointers on the way.
+/// Takes the cost of decoding the name at this place from `octets`: its labels, and the pointers on the way.
 fn count_name(message: &[u8], place: usize, octets: &mut usize) -> Result<(), DnsError> {
     // Where the labels begin that are read now: each pointer leads before them, so that there is an end.
     let (mut begin, mut at) = (place, place);

@@ -34,7 +34,7 @@ const FRAGMENT_UNIT: u32 = 8;
 /// The longest payload of an IP packet.
 const PAYLOAD_MAX: u32 = u16::MAX as u32;
 
-/// What the fragments of one datagram have in common.
+/// The fields that all fragments of one datagram share.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct DatagramKey {
     /// The interface index of the veth's host side.
@@ -82,7 +82,7 @@ pub struct Datagram {
 }
 
 labels! {
-    /// What became of a fragment or a datagram.
+    /// The outcome of a fragment or a datagram.
     FragmentEvent {
         /// A fragment was kept.
         Kept = "kept",

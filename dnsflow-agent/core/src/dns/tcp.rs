@@ -120,7 +120,7 @@ impl Segment<'_> {
 }
 
 labels! {
-    /// What became of a segment or a connection.
+    /// The outcome of a segment or a connection.
     TcpEvent {
         /// A connection began: the pod's SYN was seen, and the server's SYN-ACK to it.
         Opened = "opened",
@@ -132,8 +132,8 @@ labels! {
         NotAsked = "not_asked",
         /// A question was forgotten: too many of the connection had no answer.
         QuestionForgotten = "question_forgotten",
-        /// A segment of the server acknowledges what the pod has not sent. Before the SYN-ACK, it was
-        /// ignored; after it, the connection was given up.
+        /// A segment of the server acknowledges bytes that the pod has not sent. Before the SYN-ACK, it was ignored;
+        /// after it, the connection was given up.
         NotSent = "not_sent",
         /// A message was too short for a DNS header, and skipped.
         Runt = "runt",
@@ -141,7 +141,7 @@ labels! {
         Duplicate = "duplicate",
         /// A segment came before one that precedes it; it was kept.
         Ahead = "ahead",
-        /// A segment lay too far ahead of what was read; it was ignored.
+        /// A segment lay too far ahead of the read bytes; it was ignored.
         OutOfWindow = "out_of_window",
         /// A segment of a connection that was given up, or whose beginning was not seen.
         NoBeginning = "no_beginning",
@@ -259,7 +259,7 @@ impl TcpReassembly {
         self.connections.bytes()
     }
 
-    /// What happened so far.
+    /// The counters.
     pub fn events(&self) -> &CounterVec<TcpEvent> {
         &self.events
     }
@@ -326,9 +326,9 @@ impl From<TcpEvent> for Over {
 struct Connection {
     /// How many packets of the interface had been left out when the connection began.
     left_out: u32,
-    /// What the pod sends.
+    /// The pod's stream.
     pod: Stream,
-    /// What the server sends, since its SYN-ACK.
+    /// The server's stream, since its SYN-ACK.
     server: Option<Stream>,
     /// The place in the pod's stream up to which the server has acknowledged.
     acknowledged: u64,
@@ -454,8 +454,8 @@ impl Connection {
         }
     }
 
-    /// A segment of the server acknowledges what the pod has not sent. Before the SYN-ACK it may
-    /// belong to an earlier connection of the same ports, and nothing of it is kept.
+    /// A segment of the server acknowledges bytes that the pod has not sent. Before the SYN-ACK it may belong to an
+    /// earlier connection of the same ports, and nothing of it is kept.
     fn not_sent(&self, events: &mut CounterVec<TcpEvent>) -> Result<Vec<Vec<u8>>, Over> {
         if self.server.is_some() {
             return Err(TcpEvent::NotSent.into());

@@ -31,9 +31,8 @@ pub struct AclTemplate {
 pub enum ActionTemplate {
     /// Built from steps that are understood.
     Build(Vec<Step>),
-    /// Copied from what ovn-controller made of the same text in the same stage: `log` needs a
-    /// number that only ovn-controller gives to its meter, and `ct_commit` is compiled differently
-    /// from release to release.
+    /// Copied from ovn-controller's flow of the same text in the same stage: `log` needs a number that only
+    /// ovn-controller gives to its meter, and `ct_commit` is compiled differently from release to release.
     Copy {
         /// The text and its stage.
         source: ActionText,

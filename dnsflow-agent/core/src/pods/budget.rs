@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// What an answer has changed.
+/// The changes by an answer.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Changes {
     /// Flows in the switch.
@@ -32,7 +32,7 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// What has come to these changes since they were `before`.
+    /// The changes since `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             flows: self.flows.saturating_sub(before.flows),
@@ -47,7 +47,7 @@ impl Changes {
     }
 }
 
-/// What the answers to each port have changed in the switch.
+/// The budgets for changes by the answers to each port.
 #[derive(Debug)]
 pub(crate) struct FlowBudget {
     of_port: Rate,
@@ -98,8 +98,8 @@ impl FlowBudget {
         }
     }
 
-    /// The same where a rule denies: whatever is left, that is done, so that the node's rate is not charged. Else what is
-    /// denied to one pod would be lost to others.
+    /// The same where a rule denies. These changes are made whatever is left, so the node's budget is not charged.
+    /// Otherwise denials of one pod would use up the budget of others.
     pub(crate) fn spend_denied(&mut self, port: PortId, changes: Changes, now: Timestamp) {
         if changes != Changes::default() {
             let spent = &mut self.ports.entry(port).or_default().changed;

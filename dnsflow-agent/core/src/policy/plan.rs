@@ -126,7 +126,7 @@ fn tag(actions: &[Action]) -> u32 {
     hash
 }
 
-/// What the flows of a port are planned from.
+/// The facts from which the flows of a port are planned.
 #[derive(Clone, Copy, Debug)]
 pub struct PortFacts<'a> {
     /// The port.

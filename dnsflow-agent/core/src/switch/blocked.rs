@@ -64,7 +64,7 @@ impl BlockedSearches {
         self.plan(at + FIRST_SEARCH_DELAY);
     }
 
-    /// The connection to the switch is lost. The next comparison writes what is missing.
+    /// The connection to the switch is lost. The next comparison writes the missing flows.
     pub fn disconnected(&mut self) {
         self.batches.clear();
     }

@@ -25,7 +25,7 @@ use crate::{
 };
 
 labels! {
-    /// What ended the wait of answers for a batch.
+    /// The reason for which the answers' wait for a batch ended.
     RevalidationEvent {
         /// No megaflow drops on its paths.
         Clear = "clear",
@@ -232,7 +232,7 @@ impl Revalidation {
         [until, self.look_at()].into_iter().flatten().min()
     }
 
-    /// Counts of what ended the waits of frames.
+    /// The reasons for which frames' waits ended, counted.
     pub fn events(&self) -> &CounterVec<RevalidationEvent> {
         &self.events
     }

@@ -192,7 +192,7 @@ impl From<Addresses> for Ends {
     }
 }
 
-/// What takes the place of the destination in a flow of a [`FlowTemplate`].
+/// The destination, or the mark in its place, of a flow of a [`FlowTemplate`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Target {
     /// The address.
@@ -228,7 +228,7 @@ pub struct Transport {
     pub port: Option<u16>,
 }
 
-/// What a packet must look like. Together with table and priority it identifies a flow.
+/// The match of a flow. Together with table and priority it identifies the flow.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Match {
     /// The OVN datapath (`Datapath_Binding.tunnel_key`), in the `metadata` field.
@@ -261,7 +261,7 @@ pub enum Action {
     /// The bytes of an action list copied from one of OVN's own flows, header and padding
     /// included, as they stood in the flow dump.
     Copied(Vec<u8>),
-    /// `learn(…, delete_learned)` with nothing to learn: what makes a flow a [`Sentinel`].
+    /// `learn(…, delete_learned)` with nothing to learn: this makes a flow a [`Sentinel`].
     DeleteLearned(Sentinel),
 }
 
@@ -337,8 +337,8 @@ pub struct FlowBody {
     pub actions: Arc<[Action]>,
 }
 
-/// A flow without its destination: what a rule becomes for a port, for every address that the pod
-/// is told. A node has few templates, and many flows.
+/// A flow without its destination: the flow of a rule and a port, for every address in the answers to the pod. A node
+/// has few templates, and many flows.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct FlowTemplate {
     /// The OpenFlow table.
