@@ -2,8 +2,8 @@
 //!
 //! One task, which may be dropped at any time. It reads the directory's `*.yaml`, `*.yml` and `*.json` files at each
 //! change that inotify reports, and sends the complete list when the list has changed. If a file cannot be read or
-//! parsed, the firewalls of its last reading stay. If the directory is away, all stay. Only a readable file without a
-//! firewall removes the firewall.
+//! parsed, the firewalls of its last reading stay. If the directory is away, all stay. A firewall is removed only if
+//! a readable file or directory no longer has it.
 //!
 //! Files are best replaced by renaming a complete one over them, as editors and ConfigMap mounts do. A file that is
 //! written in place is read after 50 ms without a change. An empty file counts as still being written.

@@ -197,7 +197,7 @@ impl FragmentReassembly {
         self.datagrams.bytes()
     }
 
-    /// Counts of what happened.
+    /// The counters.
     pub fn events(&self) -> &CounterVec<FragmentEvent> {
         &self.events
     }

@@ -52,7 +52,7 @@ pub(super) struct Part {
 }
 
 impl Waiting {
-    /// Whether nothing waits, and none of what has waited is under way.
+    /// Whether no change waits, and no change that has waited is under way.
     pub(super) fn is_empty(&self) -> bool {
         self.queues.is_empty() && self.removals.is_empty()
     }
