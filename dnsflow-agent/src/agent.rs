@@ -1,9 +1,8 @@
 //! The agent of one node: the engine and the edges around it.
 //!
-//! One thread, the hot one (`hot`), owns the engine, the ring buffer and the OpenFlow socket, so that an
-//! answer becomes a flow within one wake-up. Everything that may take its time (databases, the
-//! Kubernetes API, files) runs on a thread of its own (`edges`) and talks to the hot one over a channel. What
-//! blocks has threads of its own: attaching, and writing the snapshot (`saver`).
+//! The hot thread (`hot`) owns the engine, the ring buffer and the OpenFlow socket, so an answer becomes a flow
+//! within one wake-up. Slower work (databases, the Kubernetes API, files) runs on a thread of its own (`edges`), with
+//! channels to the hot one. Blocking work has threads of its own, too: attaching, and writing the snapshot (`saver`).
 
 mod edges;
 mod hot;

@@ -1,11 +1,11 @@
-//! What the agent says of itself by HTTP: `/livez` and `/readyz`, as the kubelet asks, and `/metrics`.
+//! The agent's HTTP endpoints: `/livez` and `/readyz` for the kubelet, and `/metrics`.
 //!
-//! It must never make the agent wait, and never end it: the hot thread writes a few atomic
-//! numbers, and an address that is taken is tried again.
+//! They must never make the agent wait, and never end it. The hot thread only writes a few atomic numbers. If the
+//! address is taken, the agent tries again.
 //!
-//! Every process of the node can connect to a loopback address, and may connect as often as it likes. It
-//! learns whether the agent is ready, and numbers in which no pod, name or address is named. It keeps
-//! nobody else from the answer: for a new connection the oldest goes.
+//! Every process of the node can connect to a loopback address, as often as it likes. It learns whether the agent is
+//! ready, and numbers without a pod, a name or an address. It keeps nobody else from the answer: a new connection
+//! closes the oldest.
 
 use std::{
     borrow::Cow,

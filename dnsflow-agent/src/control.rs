@@ -1,10 +1,10 @@
-//! The agent's end of the control socket: people ask a running agent what it does, and why.
+//! The agent's end of the control socket, for the commands that ask a running agent.
 //!
-//! The agent answers by HTTP with JSON over a Unix socket that only root can use. `kubectl exec` into its
-//! container is enough to ask ([`asking`](crate::asking)).
+//! The agent answers by HTTP with JSON over a Unix socket that only root can use. `kubectl exec` into its container
+//! is enough to ask ([`asking`](crate::asking)).
 //!
-//! The hot thread owns what is asked for, and is asked one small question at a time
-//! ([`Inquiries`]). All else (JSON, filters, slow clients) is done here.
+//! The hot thread owns the state. It answers one small question at a time ([`Inquiries`]). JSON, filters and slow
+//! clients are handled here.
 //!
 //! | path | answer |
 //! |---|---|

@@ -1,14 +1,12 @@
 //! EgressFirewalls from a directory of manifests, for use without a cluster.
 //!
-//! One task, which may be dropped at any time. It reads the directory's `*.yaml`, `*.yml` and
-//! `*.json` files whenever inotify tells of a change, and sends the complete list when it
-//! differs from the one before. A file that cannot be read or parsed keeps the firewalls that
-//! were last read from it, and a directory that is away keeps them all: only what is readable
-//! and no longer says it takes a firewall away.
+//! One task, which may be dropped at any time. It reads the directory's `*.yaml`, `*.yml` and `*.json` files at each
+//! change that inotify reports, and sends the complete list when the list has changed. If a file cannot be read or
+//! parsed, the firewalls of its last reading stay. If the directory is away, all stay. A firewall is removed only if
+//! a readable file or directory no longer has it.
 //!
-//! Files are best replaced by renaming a complete one over them, as editors and ConfigMap mounts
-//! do. A file that is written in place is read when it has been left alone for 50 ms, and
-//! one that is empty counts as still being written.
+//! Files are best replaced by renaming a complete one over them, as editors and ConfigMap mounts do. A file that is
+//! written in place is read after 50 ms without a change. An empty file counts as still being written.
 
 use std::{
     collections::BTreeMap,

@@ -1,11 +1,10 @@
-//! The snapshot on disk: the names for which the flows in the switch were written.
+//! The snapshot on disk: the names behind the flows in the switch.
 //!
-//! One file of JSON lines in the directory of `--state-dir`, replaced atomically. The agent does not depend
-//! on the file. Without a readable file, the agent adopts the flows that it finds, and does not
-//! know their names.
+//! One file of JSON lines in the directory of `--state-dir`, replaced atomically. The agent does not depend on the
+//! file. Without a readable file, the agent adopts the flows that it finds, without their names.
 //!
-//! The snapshot is written in parts and read by lines, so that it is never in memory as text. Each name is written once,
-//! before the first entry that has it:
+//! The snapshot is written in parts and read by lines, so its text is never in memory as a whole. Each name is
+//! written once, before the first entry with this name:
 //!
 //! ```text
 //! {"version":3,"saved_at_s":1795642049}
@@ -15,8 +14,7 @@
 //! {"end":1}
 //! ```
 //!
-//! Whoever can write the file can have addresses opened. Directory and file therefore belong to the
-//! agent alone.
+//! Whoever can write the file can have addresses opened. So directory and file belong to the agent alone.
 
 mod directory;
 

@@ -1,17 +1,14 @@
-//! The edge that asks ovs-vswitchd about its datapath: which megaflows drop, and how long its
-//! revalidators take.
+//! The edge that asks ovs-vswitchd about its datapath: megaflows that drop, and the duration of revalidator passes.
 //!
-//! A flow that the switch has confirmed decides over the packets that no megaflow covers. A
-//! megaflow that drops, made for the address or for a neighbour of the address, goes on dropping
-//! until a revalidator has looked at the megaflow again. The engine asks whether there is such a
-//! megaflow (`revalidation.rs` of the core); this edge dumps the megaflows of the path and answers.
-//! Once a second, and behind changes that somebody waits for, this edge also reads what vswitchd says
-//! of its revalidators (`upcall/show`), and makes an estimate of the reading, for when the datapath
-//! cannot be asked.
+//! A confirmed flow decides over packets that no megaflow covers. A megaflow that drops, for the address or for a
+//! neighbour of it, goes on dropping until a revalidator has checked it again. The engine asks whether such a
+//! megaflow exists (`revalidation.rs` of the core). This edge dumps the megaflows of the path and answers. It also
+//! reads the report about revalidators (`upcall/show`), once a second, and behind changes that somebody waits for.
+//! From the report it makes an estimate, for the case that the datapath cannot be asked.
 //!
-//! Both go over vswitchd's control socket (ovs-appctl(8): JSON-RPC 1.0). The edge asks nothing
-//! else, and no thread of the agent waits for it: where vswitchd does not answer, the engine goes
-//! by the estimate, and the estimate is a default, which is said once.
+//! Both go over vswitchd's control socket (ovs-appctl(8): JSON-RPC 1.0). The edge asks nothing else, and no thread of
+//! the agent waits for it. If vswitchd does not answer, the engine uses the estimate. The estimate is a default then,
+//! which is logged once.
 
 pub mod megaflows;
 mod passes;

@@ -1,10 +1,9 @@
-//! The way from a frame's first byte to its DNS message: Ethernet, VLAN tags, IPv4 or IPv6 with
-//! options and extension headers, UDP or TCP, DNS header.
+//! The way from a frame's first byte to its DNS message: Ethernet, VLAN tags, IPv4 or IPv6 with options and extension
+//! headers, UDP or TCP, DNS header.
 //!
-//! The BPF programs run it to decide what to capture, the agent runs it on what was captured;
-//! being one piece of code, the two cannot disagree. It looks at headers only, never allocates,
-//! never panics, reads nothing that lies outside the frame, and never takes the bytes of a later
-//! fragment for a header.
+//! The BPF programs use it to decide on captures, the agent uses it on captured frames. Both run the same code, so
+//! they cannot disagree. It reads headers only, never allocates, never panics, and reads nothing outside the frame.
+//! It never takes the bytes of a later fragment for a header.
 
 mod ip;
 mod link;
@@ -176,15 +175,14 @@ impl Fragment {
     }
 }
 
-/// Finds what a DNS server sends in a frame: a response to a standard query, without error, with
-/// at least one record in its answer section, from one of `ports`; a fragment of such a response;
-/// a segment of a TCP stream from one of `ports` that has data or begins or ends the stream.
+/// Finds a packet of a DNS server in a frame, with a source port in `ports`. There are three kinds: a response to a
+/// standard query, without error and with a record in its answer section; a fragment of such a response; and a TCP
+/// segment that has data, or begins or ends the stream.
 ///
-/// A later fragment has no port: any of a UDP datagram is found, and whoever asks has to know
-/// whether its first one mattered.
+/// A later fragment has no port. So every later fragment of UDP is found, and the caller has to know whether its
+/// first one mattered.
 ///
-/// Anything else gives the reason. Checksums are not looked at: with offloads, they are only
-/// completed by the receiver.
+/// Any other packet gives the reason. Checksums are not verified: with offloads, only the receiver completes them.
 #[inline(always)]
 pub fn from_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Packet, Reason> {
     match from_server_or_empty(frame, ports)? {

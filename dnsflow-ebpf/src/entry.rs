@@ -31,12 +31,12 @@ pub fn mark(frame: &Frame<'_>) {
     }
 }
 
-/// The bits of the destination's group, if there is an entry whose time is not over. Notes the use.
+/// The bits of the destination's group, if there is an entry that has not ended. Records the use.
 ///
-/// If the agent removes or replaces the entry meanwhile, what is read may be the entry of another address, since Linux
-/// 6.1 (`maps`). This one packet then gets the mark of that address, and that address counts as used. A mark of another
-/// pod opens nothing: the flows of a group also match the port and the pod's source address. With a mark of the same
-/// pod, one packet passes by the rules of another address.
+/// If the agent removes or replaces the entry meanwhile, the program may read the entry of another address, since
+/// Linux 6.1 (`maps`). This one packet then gets the mark of the other address, and the other address counts as used.
+/// A mark of another pod opens nothing: the flows of a group also match the port and the pod's source address. With a
+/// mark of the same pod, one packet passes by the rules of the other address.
 #[inline(always)]
 fn group(frame: &Frame<'_>) -> Option<u32> {
     let key = EntryKey::destination(frame, frame.ifindex(), walk::ip_header(frame)?)?;

@@ -1,18 +1,18 @@
-//! The programs on a pod's host veth. TC egress passes what Open vSwitch sends to the pod, TC ingress what the pod
-//! sends.
+//! The programs on a pod's host veth. TC egress sees the packets from Open vSwitch to the pod, TC ingress those from
+//! the pod.
 //!
-//! The program on ingress remembers the queries that the pod sends to trusted resolvers from its own addresses. It
-//! tells the agent where pods behind an EgressFirewall begin connections to. If the agent has set a mask, the program
-//! sets these bits of each packet's mark to the group of the destination.
+//! The program on ingress remembers the pod's queries to trusted resolvers, if they come from the pod's own
+//! addresses. It reports the destinations of new connections, for pods behind an EgressFirewall. If the agent has set
+//! a mask, the program sets these bits of each packet's mark to the group of the destination.
 //!
 //! The program on egress copies the answers to these queries into a ring buffer, if some rule of the pod's namespace
-//! mentions the name, or the pod's names are recorded. Of TCP, both programs copy the segments between the pod and
-//! trusted resolvers, if some rule mentions any name.
+//! mentions the name, or the pod's names are recorded. Both programs copy TCP segments between the pod and trusted
+//! resolvers, if some rule mentions any name.
 //!
-//! Both count every packet by reason. They never change the bytes of a packet. Their action is "continue" but for one
-//! case: an answer that is in the ring buffer may be taken off the wire, for the agent to put it back when the agent
-//! has done what the answer asks for. The agent says several times a second that it is well; once it does not, nothing
-//! is taken off.
+//! Both count every packet by reason. They never change the bytes of a packet. Their action is "continue", with one
+//! exception: the program on egress may hold an answer that is in the ring buffer. The agent puts it back after it
+//! has opened the addresses. The agent sends a heartbeat several times a second. Without the heartbeat, no answer is
+//! held.
 
 #![no_std]
 #![no_main]

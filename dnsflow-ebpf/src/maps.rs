@@ -1,23 +1,23 @@
-//! The maps and constants that the agent shares with the programs, by name.
+//! The maps and constants that the agent and the programs share, by name.
 //!
-//! # What a CPU has alone
+//! # Values of one CPU
 //!
-//! The programs keep what they work on in values that belong to one CPU. They run with bottom halves off
-//! (`__dev_queue_xmit` and `process_backlog` in Linux net/core/dev.c), so that no other packet comes in between on the
-//! same CPU. On a kernel with `CONFIG_PREEMPT_RT` this takes a lock of the CPU (`__local_bh_disable_ip` in
-//! kernel/softirq.c). Since Linux 6.18, such a kernel has the lock only with `CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`. Without
-//! the lock, two packets of one CPU can share these values: each of them may then be judged by the bytes of the other,
-//! or handed over with them. Memory stays in bounds, since the verifier bounds each access. dnsflow is not made for
-//! these kernels.
+//! The programs keep their working data in values that belong to one CPU. They run with bottom halves off
+//! (`__dev_queue_xmit` and `process_backlog` in Linux net/core/dev.c), so no other packet comes in between on this
+//! CPU. A kernel with `CONFIG_PREEMPT_RT` takes a lock of the CPU for this (`__local_bh_disable_ip` in
+//! kernel/softirq.c). Since Linux 6.18, it has the lock only with `CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`. Without the
+//! lock, two packets of one CPU can share these values: the program may judge one packet by the bytes of the other,
+//! or hand these bytes over with it. Memory stays in bounds, because the verifier bounds each access. dnsflow is not
+//! made for such kernels.
 //!
-//! # What is looked up in a hash map
+//! # Elements of a hash map
 //!
-//! An element that was looked up can belong to another key before the program has read it: the kernel uses elements
-//! that were removed or replaced again at once, without waiting for programs that still read them (in Linux
-//! kernel/bpf/hashtab.c, `free_htab_elem` for elements that exist from the start, `prealloc_lru_pop` for those of LRU
-//! maps). Before Linux 6.1, it waits in maps without preallocation (`BPF_F_NO_PREALLOC`); since then, not even there
-//! (`htab_elem_free` calls `bpf_mem_cache_free`). The memory stays that of an element of the map while the
-//! program runs: it goes back to the rest of the kernel only after a grace period (kernel/bpf/memalloc.c).
+//! A looked-up element can belong to another key before the program has read it. The kernel reuses removed and
+//! replaced elements at once, and does not wait for programs that still read them (in Linux kernel/bpf/hashtab.c,
+//! `free_htab_elem` for preallocated elements, `prealloc_lru_pop` for those of LRU maps). Before Linux 6.1, it waits
+//! in maps without preallocation (`BPF_F_NO_PREALLOC`); since then, not even there (`htab_elem_free` calls
+//! `bpf_mem_cache_free`). While the program runs, the memory stays that of an element of the map: it goes back to the
+//! rest of the kernel only after a grace period (kernel/bpf/memalloc.c).
 
 use crate::found::Found;
 use aya_ebpf::{

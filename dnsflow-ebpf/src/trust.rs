@@ -97,11 +97,11 @@ pub fn remember(frame: &Frame<'_>, found: &Found) -> Result<Reason, Reason> {
 const ANY: u64 = 0;
 const NOTHING_THERE: u64 = 1;
 
-/// The slot for a query, and how to write into it. A query takes the first slot of its set that is free or has
-/// the same query, else the slot of the oldest query.
+/// The slot for a query, and the flags for the write. A query takes the first slot of its set that is free or has the
+/// same query, else the slot of the oldest query.
 ///
-/// What is read of a slot may be another query's, also of another interface (`maps`). The slot is one of this
-/// interface all the same. So the worst is that a query of the same pod is replaced that was not the oldest.
+/// The content of a slot may be another query's, also of another interface (`maps`). The slot itself is one of this
+/// interface all the same. So at worst a query of the same pod is replaced that was not the oldest.
 #[inline(always)]
 fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, u64, Reason) {
     let mut key = SlotKey {
@@ -182,12 +182,12 @@ pub fn answer(frame: &Frame<'_>, found: &Found) -> Result<Asked, Reason> {
     mentioned(&question).map(|()| Asked::Seen)
 }
 
-/// The slot of a query, the hash of its question, and when the pod asked.
+/// The slot of a query, the hash of its question, and the time of the question.
 ///
-/// What is read of a slot may be another query's, also of another interface, or some words of each (`maps`). The query
-/// is compared whole, with the addresses of pod and resolver. Who removes it looks for its slot once more, which is one
-/// of this interface: no query of another pod is used up. An answer could count in error only if it has addresses,
-/// ports and id of the one query and the question of the other. A trusted resolver would have to send it.
+/// The content of a slot may be another query's, also of another interface, or some words of each (`maps`). So the
+/// query is compared whole, with the addresses of pod and resolver. A removal looks for the slot once more, and this
+/// slot is one of this interface: no query of another pod is used up. An answer could count in error only if it has
+/// addresses, ports and id of one query and the question of the other. A trusted resolver would have to send it.
 #[inline(always)]
 fn find(ifindex: u32, query: &Query) -> Option<(SlotKey, u64, u64)> {
     let mut key = SlotKey {

@@ -1,5 +1,5 @@
-//! The seam between what a pod may reach and the flows that let it: joins ports, rules and cache entries
-//! into plans, and hands each plan to the entry's [`Installed`](crate::installed::Installed).
+//! The seam between access and flows: joins ports, rules and cache entries into plans, and hands each plan to the
+//! entry's [`Installed`](crate::installed::Installed).
 //!
 //! An [`Access`] is borrowed from the engine for one step. It owns nothing.
 
@@ -53,7 +53,7 @@ pub(crate) struct Plans {
 }
 
 impl Plans {
-    /// Forgets what was made: rules, ports or the pipeline may have changed.
+    /// Forgets the flow templates: rules, ports or the pipeline may have changed.
     pub(crate) fn forget(&mut self) {
         self.planner.forget();
         self.by_keys = None;
@@ -76,7 +76,7 @@ impl Plans {
     }
 }
 
-/// What the pods were told, and what decides how much of it counts.
+/// The DNS answers to the pods, and the owners that limit them.
 #[derive(Debug)]
 pub(crate) struct Told {
     pub(crate) cache: Cache,
@@ -105,7 +105,7 @@ impl Senders {
     }
 }
 
-/// What the pods may reach.
+/// The access of the pods, by rules and DNS answers.
 #[derive(Debug)]
 pub(crate) struct Access<'a> {
     pub(crate) ports: &'a Ports,
@@ -117,7 +117,7 @@ pub(crate) struct Access<'a> {
 }
 
 impl<'a> Access<'a> {
-    /// What these ports may reach by this policy, and by what they were told.
+    /// The access of these ports by this policy and by their DNS answers.
     pub(crate) fn new(ports: &'a Ports, policy: &'a Policy, told: &'a mut Told) -> Self {
         let Told {
             cache,
@@ -223,7 +223,7 @@ impl Access<'_> {
         learned.is_news
     }
 
-    /// Notes whether an entry's address is never opened, and whether a load balancer leads to it. Returns what has changed
+    /// Notes whether an entry's address is never opened, and whether a load balancer leads to it. Returns the change
     /// of the former.
     fn check_address(&mut self, id: PortId, address: IpAddr) -> Option<RefusalChange> {
         let row = &self.ports.get(id)?.row;
@@ -342,7 +342,7 @@ impl Access<'_> {
         }
     }
 
-    /// Adds a port, with what its pod was told in an earlier run and what its namespace shares.
+    /// Adds a port, with the answers of an earlier run to its pod, and the state that its namespace shares.
     pub(crate) fn open_port(&mut self, id: PortId, batch: &mut Batch, out: &mut Output) {
         let Some(port) = self.ports.get(id) else {
             return;
@@ -577,7 +577,7 @@ impl Access<'_> {
         matches!(key.matches.ends, Ends::Group { mark, .. } if groups.is_former(mark.value()))
     }
 
-    /// The flows of a holder, and what they are for.
+    /// The flows of a holder, and their target.
     pub(crate) fn flows(&mut self, holder: Holder) -> Option<(Target, &mut Flows)> {
         match holder {
             Holder::Entry(port, address) => {
@@ -627,7 +627,7 @@ impl Access<'_> {
         self.cache.counters_read(since);
     }
 
-    /// What an earlier run has left is adopted: the rules alone say now which of its names are denied.
+    /// The state of an earlier run is adopted: from now on the rules alone say which of its names are denied.
     pub(crate) fn adopted_all(&mut self, batch: &mut Batch) {
         self.cache.has_adopted_all();
         let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
@@ -681,8 +681,8 @@ impl Access<'_> {
         adopted
     }
 
-    /// At a start, addresses that a load balancer leads to keep the marks of the earlier run: they get flows of their own
-    /// as in a run ([`Cache::compared`]), some at a time. What else there is to decide over stays in `marks`.
+    /// At a start, addresses that a load balancer leads to keep the marks of the earlier run: they get flows of their
+    /// own as in a run ([`Cache::compared`]), some at a time. The other marks stay in `marks`.
     pub(crate) fn keep_marks(
         &mut self,
         marks: &mut Vec<(PortId, MarkFound)>,
@@ -795,7 +795,7 @@ impl Access<'_> {
     }
 }
 
-/// What has changed of whether an address is opened.
+/// The change of an address that is never opened, or no longer so.
 #[derive(Clone, Copy, Debug)]
 enum RefusalChange {
     /// It was not refused before, and is now.

@@ -1,11 +1,11 @@
-//! What each pod was told: addresses, the names that lead to them, until when, and the limits.
+//! The DNS answers to each pod: addresses, their names, the ends of both, and the limits.
 //!
 //! `Cache` composes owners, each of which keeps an invariant: the entries of a port with their names (`entries.rs`),
-//! all ports (`ports.rs`), candidates for eviction (`candidates.rs`), the names that have ended (`ended.rs`), when entries
-//! are looked at (`due.rs`), the next reading of counters (`counter_reading.rs`), and what an earlier run has left
-//! (`earlier_run.rs`).
+//! all ports (`ports.rs`), candidates for eviction (`candidates.rs`), ended names (`ended.rs`), the times at which
+//! entries are checked (`due.rs`), the next reading of counters (`counter_reading.rs`), and the state of an earlier
+//! run (`earlier_run.rs`).
 //!
-//! Here is the way of what a pod is told. Other ways lead through the owners as well: room (`room.rs`), the end of names
+//! This file has the way of an answer. Other ways lead through the owners as well: room (`room.rs`), the end of names
 //! and entries (`expiry.rs`), adoption and snapshot (`adoption.rs`), flows (`enforcement.rs`) and marks (`marks.rs`).
 
 pub mod snapshot;
@@ -57,7 +57,7 @@ pub(crate) use entries::{
     names::{Claim, Standing, Term},
 };
 
-/// What every pod was told.
+/// The DNS answers to all pods.
 #[derive(Debug)]
 pub(crate) struct Cache {
     limits: CacheLimits,
@@ -71,7 +71,7 @@ pub(crate) struct Cache {
     /// The ports that were told names before it was known whether a rule mentions the names, with the number of their
     /// answers that were deferred.
     mention_unknown: BTreeMap<PortId, usize>,
-    /// What an earlier run has left.
+    /// The state of an earlier run.
     earlier: EarlierRun,
     /// How many plans were made, for each port, that have not all flows of their rules.
     cut: BTreeMap<(PortId, Room), usize>,
@@ -79,7 +79,7 @@ pub(crate) struct Cache {
     reading: CounterReading,
     /// The groups of the entries.
     groups: Groups,
-    /// The number of changes so far of what a snapshot has of the ports.
+    /// The number of changes so far to the ports' part of a snapshot.
     version: u64,
 }
 
@@ -118,7 +118,7 @@ pub(crate) struct Learning<'a> {
     pub(crate) replan: Vec<(PortId, IpAddr)>,
 }
 
-/// What came of a [`Resolution`].
+/// The effect of a [`Resolution`].
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Learned {
     /// Whether the address did not have the name before.
@@ -155,7 +155,7 @@ impl Cache {
 
     // Ports.
 
-    /// Adds a port. Returns what its pod was told in an earlier run: address, name and term.
+    /// Adds a port. Returns the answers of an earlier run to its pod: address, name and term.
     pub(crate) fn open(
         &mut self,
         port: PortId,
@@ -182,7 +182,7 @@ impl Cache {
         self.reading.closed(port);
     }
 
-    /// What a port was told.
+    /// The answers to a port.
     pub(crate) fn port(&self, port: PortId) -> &CachedPort {
         self.ports.get(port)
     }
@@ -273,8 +273,7 @@ impl Cache {
         }
     }
 
-    /// How long ago the last answer was that a term counts by, at most: what prolongs a denial begins
-    /// with each answer.
+    /// The longest possible time since the last answer of a term: each answer prolongs a denial from then on.
     pub(crate) fn told_since(&self, term: &Term, now: Timestamp) -> Duration {
         let left = term.deny_until.since(now);
         self.limits.deny_ttl.saturating_sub(left)

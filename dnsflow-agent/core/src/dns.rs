@@ -1,33 +1,30 @@
-//! Reads a DNS answer: which addresses the question's name leads to, and for how long.
+//! Reads a DNS answer: the addresses to which the question's name leads, with their TTLs.
 //!
-//! hickory-proto decodes the message; this module decides which records count, and what a message may
-//! cost. Only the Answer section counts (RFC 1035, section 4.1.3). In that section, a record counts if
-//! the question's name reaches it over CNAMEs and if it is of the question's type. If a rule denies the
-//! name, every address in the section counts ([`Response::every_address`]): clients differ in the records
-//! that they accept.
+//! hickory-proto decodes the message. This module decides which records count, and limits the cost of a message. Only
+//! the Answer section counts (RFC 1035, section 4.1.3). A record counts if CNAMEs lead to it from the question's
+//! name, and if it has the question's type. If a rule denies the name, every address in the section counts
+//! ([`Response::every_address`]), because clients accept different records.
 //!
-//! # What a message may cost
+//! # Cost of a message
 //!
-//! Whoever sends a message chooses its shape. The question is decoded first ([`Response::read`]): if no
-//! rule mentions its name, no record is. Then only records that may count are decoded. Before a name
-//! is decoded, its octets and pointers are counted, because a few bytes can stand for a long name, or
-//! for thousands of pointers to pointers. All names together have a limit. Reading ends at the limit of
-//! addresses.
+//! The sender of a message chooses its shape. The question is decoded first ([`Response::read`]). If no rule mentions
+//! its name, no record is decoded. Otherwise only records that may count are decoded. The octets and pointers of a
+//! name are counted before the name is decoded, because a few bytes can stand for a long name, or for thousands of
+//! pointers to pointers. All names together have a limit. Reading ends at the limit of addresses.
 //!
-//! # Which name the rules are asked about
+//! # Name for the rules
 //!
-//! For addresses: the name of the question. For SVCB and HTTPS: the host's name, without the labels
-//! that a client puts in front of it for the port and the scheme (`_8443._https.example.com`; RFC
-//! 9460, sections 2.3 and 9.1). Its user wrote `example.com`, and a firewall's `dnsName` cannot hold
-//! such labels. With them, neither an exact rule nor `*.example.com` would ever cover a service on
-//! another port. Only the labels of a port and a known scheme are left out. Any other name with an
-//! underscore (`_acme-challenge.example.com`, RFC 8552) may be delegated to somebody who has no say
-//! over the host's addresses, and stands for itself.
+//! For addresses, rules are asked about the name of the question. For SVCB and HTTPS, they are asked about the host's
+//! name. A client puts labels for the port and the scheme in front of this name (`_8443._https.example.com`; RFC
+//! 9460, sections 2.3 and 9.1). The user has entered `example.com`, and a firewall's `dnsName` cannot hold such
+//! labels. With them, neither an exact rule nor `*.example.com` would ever cover a service on another port. Only the
+//! labels of a port and a known scheme are left out. Any other name with an underscore
+//! (`_acme-challenge.example.com`, RFC 8552) stands for itself: it may be delegated to somebody who has no say over
+//! the host's addresses.
 //!
-//! The target of a service's record is not matched against rules, and neither is the target of a
-//! CNAME: the record's hints count for the name that was asked for. A client also asks for the
-//! target's own addresses (RFC 9460, section 3). That is another question, which names only the
-//! target.
+//! Rules are not asked about the target of a service's record or of a CNAME. The record's hints count for the name of
+//! the question. A client also asks for the target's own addresses (RFC 9460, section 3). That is another question,
+//! with the target's name alone.
 
 pub(crate) mod answers;
 pub mod fragments;
@@ -152,7 +149,7 @@ pub struct Response<'a> {
     is_truncated: bool,
 }
 
-/// What a DNS answer says about the name that was asked for.
+/// The addresses of a DNS answer for the question's name.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Answer {
     /// As of the [`Response`].
@@ -355,7 +352,7 @@ impl Answer {
     }
 }
 
-/// What a record begins with.
+/// The fields in front of a record's data.
 #[derive(Clone, Copy, Debug)]
 struct Head {
     code: u16,
@@ -411,7 +408,7 @@ fn octets_at<const N: usize>(message: &[u8], at: usize) -> Result<[u8; N], DnsEr
     octets.copied().ok_or_else(DnsError::too_short)
 }
 
-/// What stands at a place of a name (RFC 1035, section 4.1.4).
+/// The element at a place of a name (RFC 1035, section 4.1.4).
 enum Piece {
     Root,
     /// So many octets, with the length.
@@ -432,7 +429,7 @@ impl Piece {
     }
 }
 
-/// Takes from `octets` what decoding the name at this place costs: its labels, and the pointers on the way.
+/// Takes the cost of decoding the name at this place from `octets`: its labels, and the pointers on the way.
 fn count_name(message: &[u8], place: usize, octets: &mut usize) -> Result<(), DnsError> {
     // Where the labels begin that are read now: each pointer leads before them, so that there is an end.
     let (mut begin, mut at) = (place, place);

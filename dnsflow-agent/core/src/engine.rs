@@ -1,13 +1,11 @@
-//! The state of one node: routes what happens to the owners of the state, and orders what they give
-//! out.
+//! The state of one node: routes inputs to the owners of the state, and orders their outputs.
 //!
-//! One task owns the engine. It hands in each [`Input`] with the time, ends the turn
-//! ([`Engine::end_turn`]), takes the [`Command`]s and [`Report`]s that came of it, and calls
-//! [`Engine::handle_timeout`] when [`Engine::next_deadline`] has passed.
+//! One task owns the engine. It hands in each [`Input`] with the time, ends the turn ([`Engine::end_turn`]), takes
+//! the resulting [`Command`]s and [`Report`]s, and calls [`Engine::handle_timeout`] when [`Engine::next_deadline`]
+//! has passed.
 //!
-//! No owner reaches into another: what one needs of another is handed to it. The flows that should be
-//! in the switch are those of the cache entries; what is in the switch is only ever compared with
-//! them.
+//! No owner reaches into another: the engine hands an owner the parts of others that it needs. The cache entries
+//! decide which flows should be in the switch. The flows in the switch are only ever compared with them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -72,7 +70,7 @@ use crate::{
 
 pub use crate::policy::FIREWALL_NAME;
 
-/// What the agent's options decide.
+/// The agent's options, as far as the core needs them.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Whether a rule's name also stands for its sub-domains, where its EgressFirewall does not
@@ -169,7 +167,7 @@ impl Engine {
         }
     }
 
-    /// Takes in what happened at `now`.
+    /// Handles an input that came at `now`.
     pub fn handle(&mut self, input: Input, now: Timestamp) {
         self.out.begin(now);
         self.end_turn(now);
@@ -408,7 +406,7 @@ impl Engine {
         }
     }
 
-    /// Does what is due at `now`.
+    /// Carries out all work that is due at `now`.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.out.begin(now);
         self.end_turn(now);
@@ -453,8 +451,7 @@ impl Engine {
         ])
     }
 
-    /// Ends a turn, in which any number of inputs came: what several answers of it open is sent
-    /// together.
+    /// Ends a turn of any number of inputs: the openings of all of its answers are sent together.
     pub fn end_turn(&mut self, now: Timestamp) {
         self.out.begin(now);
         self.switch
@@ -466,12 +463,12 @@ impl Engine {
         }
     }
 
-    /// What is to be done, in this order.
+    /// The commands to carry out, in this order.
     pub fn take_commands(&mut self) -> Vec<Command> {
         std::mem::take(&mut self.out.commands)
     }
 
-    /// What is to be told.
+    /// The reports.
     pub fn take_reports(&mut self) -> Vec<Report> {
         std::mem::take(&mut self.out.reports)
     }
@@ -483,17 +480,17 @@ impl Engine {
         &self.out.counters
     }
 
-    /// What became of TCP segments.
+    /// The outcomes of TCP segments.
     pub fn tcp_events(&self) -> &CounterVec<TcpEvent> {
         self.answers.tcp_events()
     }
 
-    /// What became of IP fragments.
+    /// The outcomes of IP fragments.
     pub fn fragment_events(&self) -> &CounterVec<FragmentEvent> {
         self.answers.fragment_events()
     }
 
-    /// What became of frames that were taken off the wire and had to wait.
+    /// The outcomes of held frames.
     pub fn hold_events(&self) -> &CounterVec<HoldEvent> {
         self.hold.events()
     }
@@ -503,7 +500,7 @@ impl Engine {
         self.switch.revalidation_waits()
     }
 
-    /// What ended the waits for the switch's megaflows.
+    /// The reasons for which waits for revalidation ended.
     pub fn revalidation_events(&self) -> &CounterVec<RevalidationEvent> {
         self.switch.revalidation_events()
     }
@@ -519,7 +516,7 @@ impl Engine {
         Some(&port.row.iface_id)
     }
 
-    /// Whether it is known which DNS servers are trusted. What was captured before waits for that.
+    /// Whether it is known which DNS servers are trusted. Frames that were captured before wait for that.
     pub fn knows_servers(&self) -> bool {
         self.answers.knows_servers()
     }
@@ -550,7 +547,7 @@ impl Engine {
 
     // What outlives the agent.
 
-    /// Takes over what an earlier run has left, before anything else is handed in.
+    /// Takes over the snapshot of an earlier run, before any other input.
     pub fn load_snapshot(&mut self, saved: Vec<SavedEntry>, now: Timestamp) {
         self.told.cache.load_snapshot(saved, now);
     }
@@ -590,8 +587,8 @@ impl Engine {
 
     // Steps that concern several owners.
 
-    /// A frame: what it says is taken in; if it was taken off the wire, it waits for that. Returns whether
-    /// rules mention it, if it is a whole answer.
+    /// Handles a frame. A held frame waits until its answers are in force. Returns whether rules mention it, if it is
+    /// a whole answer.
     fn frame(&mut self, frame: Frame<'_>, now: Timestamp) -> Option<Mention> {
         let told = self.ports.at_veth(frame.ifindex);
         let pod = told.and_then(|told| self.ports.get(told));
@@ -631,8 +628,7 @@ impl Engine {
         mentioned.filter(|_| is_whole)
     }
 
-    /// Takes in an answer; gives what has to be waited for until all that it asks for is installed. `None`: the message
-    /// is no usable answer.
+    /// Handles an answer. Returns the wait until its addresses are open; `None` if the message is no usable answer.
     fn answer(&mut self, asked: &Asked, response: Response<'_>, now: Timestamp) -> Option<Wait> {
         let Asked { asker, mention, .. } = *asked;
         let is_recorded = self.records_of(asker).is_some();
@@ -708,7 +704,7 @@ impl Engine {
         }
     }
 
-    /// Takes over what of OVN's rows leads into the cluster itself.
+    /// Takes over the cluster's own networks and addresses from OVN's rows.
     fn learn_networks(&mut self, batch: &mut Batch) {
         let changes = self.policy.take_cluster_changes();
         let recheck = changes.map(|changes| self.told.refused.learn(changes, &mut self.out));
@@ -717,7 +713,7 @@ impl Engine {
         }
     }
 
-    /// What is never opened has changed.
+    /// The addresses that are never opened have changed.
     fn recheck(&mut self, recheck: &Recheck, batch: &mut Batch) {
         if !recheck.is_empty() {
             let (mut access, switch, out) = self.access();
@@ -867,7 +863,7 @@ impl Engine {
         }
     }
 
-    /// The end of every input: what all changes together ask for.
+    /// The end of every input: the work for all changes together.
     fn finish(&mut self, changes: Option<Batch>, now: Timestamp) {
         if let Some(at) = self.told.cache.take_reading() {
             self.switch.read_counters(at);
@@ -940,8 +936,8 @@ impl Engine {
         self.filter.record(recorded, &mut self.out);
     }
 
-    /// Whether names may end. A rule that was not read yet may deny what they lead to, and then they count for longer.
-    /// And what is adopted is judged by the names of the snapshot, whether or not their time is over.
+    /// Whether names may end. A rule that was not read yet may deny them, and then they count for longer. Adoption
+    /// needs the names of the snapshot, whether or not their time is over.
     fn may_expire(&self) -> bool {
         self.sources.are_read() && self.switch.has_adopted()
     }
@@ -961,7 +957,7 @@ impl Engine {
         }
     }
 
-    /// What the pods may reach, the switch that enforces it, and what both give out.
+    /// The access of the pods, the switch that enforces it, and the output of both.
     fn access(&mut self) -> (Access<'_>, &mut Switch, &mut Output) {
         let Self {
             ports,
@@ -975,7 +971,7 @@ impl Engine {
     }
 }
 
-/// Counts what an answer came to. Gives what it opened, to be reported once that is in force.
+/// Counts the outcome of an answer. Returns the opened addresses, to be reported once they are in force.
 fn opening(
     access: &Access<'_>,
     reading: &ReadAnswer,
@@ -1027,7 +1023,7 @@ fn opening(
     })
 }
 
-/// Whether it is known what should be in the switch: else flows of an earlier run would be taken for foreign ones.
+/// Whether the wanted flows are known: else flows of an earlier run would be taken for foreign ones.
 fn can_judge(sources: &Sources, policy: &Policy, ports: &Ports, with_marks: bool) -> bool {
     // Addresses with groups are planned for interfaces that the programs are attached to.
     let are_attached = !with_marks || ports.are_tried();

@@ -24,7 +24,7 @@ pub(crate) use batch::{Batch, Expected, Written};
 pub(crate) use flows::Flows;
 pub(crate) use groups::{GroupId, Groups};
 
-/// What lets a pod reach one address.
+/// How one address is enforced in switch and kernel.
 #[derive(Debug)]
 pub(crate) enum Installed {
     /// Flows to the address.
@@ -73,7 +73,7 @@ pub(crate) struct Reading {
     pub(crate) is_first: bool,
 }
 
-/// What a mark that the kernel has is to its address.
+/// The state of a mark in the kernel, compared with its address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum ReadMark {
     /// The mark of its group, or of the former one as long as that has flows.
@@ -95,7 +95,7 @@ pub(crate) struct Usage {
     pub(crate) at: Option<Timestamp>,
 }
 
-/// What [`Installed::enforce`] has changed.
+/// The changes by [`Installed::enforce`].
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Enforced {
     /// How many flows of the address are new.
@@ -104,7 +104,7 @@ pub(crate) struct Enforced {
     pub(crate) changed: bool,
 }
 
-/// What is to let a pod reach an address.
+/// The wanted state of an address.
 pub(crate) struct Wanted<'a> {
     /// The flows.
     pub(crate) plan: Plan,
@@ -136,7 +136,7 @@ impl Default for Installed {
 }
 
 impl Installed {
-    /// What it consists of.
+    /// Its flows and its mark.
     fn into_parts(self) -> (Flows, Option<Marked>) {
         match self {
             Self::Flows(flows) => (flows, None),
@@ -232,7 +232,7 @@ impl Installed {
         }
     }
 
-    /// How what lets the pod reach the address came into the switch.
+    /// How the flows of the address, or of its group, came into the switch.
     pub(crate) fn written(&self, groups: &Groups) -> Written {
         let written = |flows: Option<&Flows>| flows.map(|flows| flows.written).unwrap_or_default();
         let marked = self.marked().filter(|_| !self.is_ending());
@@ -257,8 +257,8 @@ impl Installed {
         }
     }
 
-    /// Makes the plan what lets the pod reach the address, and restores lost flows. The address gets the group of the plan,
-    /// if there is one. It gets flows of its own if there is none, or if it needs them.
+    /// Enforces the plan for the address, and restores lost flows. The address gets the group of the plan, if there
+    /// is one and if the address needs no flows of its own. Else it gets flows of its own.
     pub(crate) fn enforce(
         &mut self,
         place: Place,
@@ -482,7 +482,7 @@ impl Installed {
         *self = Self::Flows(flows);
     }
 
-    /// Records what the kernel has for the address; `None` if it should have no mark.
+    /// Records the kernel's mark of the address; `None` if it should have no mark.
     pub(crate) fn read(
         &mut self,
         found: &MarkFound,
@@ -662,8 +662,7 @@ impl Marked {
         (self.until.is_some() || self.is_used).then_some(self.used_at)
     }
 
-    /// What an earlier run has told the kernel gets no new term: it was used when the kernel says so, and not at all
-    /// if its time was over.
+    /// A mark of an earlier run gets no new term. Its last use is the kernel's, and none if its time was over.
     fn go_on_with(&mut self, found: &MarkFound, since: Timestamp) {
         let used_at = found.used_at.filter(|_| found.until > since);
         self.is_used = used_at.is_some();

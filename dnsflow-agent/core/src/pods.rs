@@ -1,4 +1,4 @@
-//! The pods of the node: their ports, what they may cost, and the names that concern them.
+//! The pods of the node: their ports, their budgets, and the names that concern them.
 
 pub(crate) mod budget;
 pub(crate) mod filter;

@@ -1,5 +1,4 @@
-//! The rules of the node, and where OVN enforces them. Plans are made from this and from what the
-//! pods were told.
+//! The rules of the node, and where OVN enforces them. Plans are made from this and from the answers to the pods.
 
 pub mod pipeline;
 pub mod plan;
@@ -61,7 +60,7 @@ pub(crate) enum Mention {
     Unknown,
 }
 
-/// Rules, OVN's rows, and what was learned from the switch.
+/// Rules, OVN's rows, and facts from the switch.
 #[derive(Debug)]
 pub(crate) struct Policy {
     subdomains: bool,
@@ -122,14 +121,14 @@ impl Policy {
         self.firewalls.iter()
     }
 
-    /// What is wrong with the EgressFirewall of a namespace, by rule index.
+    /// The problems of a namespace's EgressFirewall, by rule index.
     pub(crate) fn problems(&self, namespace: &str) -> impl Iterator<Item = (u32, &Problem)> {
         let local = self.locals.get(namespace).into_iter();
         let elsewhere = self.problems.elsewhere(namespace);
         local.flat_map(Local::problems).chain(elsewhere)
     }
 
-    /// What is wrong with all EgressFirewalls.
+    /// The problems of all EgressFirewalls.
     pub(crate) fn all_problems(&self) -> impl Iterator<Item = &Problem> {
         let locals = self.locals.values().flat_map(Local::problems);
         let elsewhere = self.problems.all_elsewhere();
@@ -158,7 +157,7 @@ impl Policy {
         self.ovn.apply_sb(update)
     }
 
-    /// Takes what may have changed of the networks and addresses of the cluster itself since it was last taken.
+    /// Takes the possible changes of the cluster's own networks and addresses since the last call.
     pub(crate) fn take_cluster_changes(
         &mut self,
     ) -> Option<ClusterChanges<impl Iterator<Item = (IpAddr, Owners)>>> {
@@ -571,7 +570,7 @@ impl Policy {
         self.groups(row).any(|group| groups.contains(group))
     }
 
-    /// Of what has changed in port groups, what concerns the port of an interface.
+    /// Those changes in port groups that concern the port of an interface.
     pub(crate) fn changed_for<'a>(
         &'a self,
         row: &'a Interface,

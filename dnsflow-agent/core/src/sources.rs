@@ -40,7 +40,7 @@ impl Sources {
 
     /// These tables of a database are too large, and no others of it. Reports which of them are new, and which are over.
     ///
-    /// Nothing else follows: what was read stays in force.
+    /// Nothing else follows: the last content stays in force.
     pub(crate) fn large_tables(
         &mut self,
         database: &'static str,

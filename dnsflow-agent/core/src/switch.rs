@@ -1,10 +1,9 @@
 //! The switch: the batches written to it, its replies, and the comparison of its flows with the
 //! cache.
 //!
-//! A `Batch` is made before changes are planned into it (`Switch::begin`), and sent afterwards
-//! (`Switch::commit`). The openings of all answers of a turn share one batch
-//! (`Switch::begin_openings`), but for pods that have too many changes under way. The shared batch is sent
-//! before any other batch. What only ends goes a part at a time (`waiting`).
+//! A `Batch` is made before changes are planned into it (`Switch::begin`), and sent afterwards (`Switch::commit`).
+//! The openings of all answers of a turn share one batch (`Switch::begin_openings`), but for pods that have too many
+//! changes under way. The shared batch is sent before any other batch. Removals go a part at a time (`waiting`).
 
 pub mod blocked;
 pub mod deny_counters;
@@ -60,7 +59,7 @@ use quiet_time::QuietTime;
 use sentinels::Sentinels;
 use waiting::{ChangesByPort, Part, Waiting};
 
-/// What an answer opened; reported once the switch has confirmed the flows.
+/// The addresses that an answer opened; reported once the switch has confirmed the flows.
 #[derive(Debug)]
 pub(crate) struct Opening {
     /// The namespace whose rules hold for the pod that asked.
@@ -98,7 +97,7 @@ struct Pending {
     all_or_none: Option<Vec<FlowChange>>,
 }
 
-/// A batch, and what the answers of a turn open with it.
+/// A batch, and the openings of a turn's answers with it.
 #[derive(Debug)]
 struct Openings {
     batch: Batch,
@@ -108,7 +107,7 @@ struct Openings {
     part_of: Option<BatchId>,
 }
 
-/// What the answer of the switch to a batch means.
+/// The effect of the switch's reply to a batch.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Answered {
     /// Whether frames need not wait for the batch any longer. If not, they wait for the datapath.
@@ -134,7 +133,7 @@ impl From<Batch> for Openings {
 enum Phase {
     /// There is none.
     Down,
-    /// There is one, and it is not known what is in the switch.
+    /// There is one, and the flows in the switch are not known.
     Up,
     /// The switch has agreed with the cache since the connection came up.
     Compared,
@@ -246,7 +245,7 @@ impl Switch {
         self.comparison.ended
     }
 
-    /// What an answer has to wait for until flows that came into the switch like this are in force.
+    /// The wait of an answer until flows that came into the switch like this are in force.
     pub(crate) fn wait_for(&mut self, written: Written) -> Wait {
         match written {
             Written::Before => Wait::default(),
@@ -296,7 +295,7 @@ impl Switch {
         self.quiet_time.events()
     }
 
-    /// What ended the waits for revalidation.
+    /// The reasons for which waits for revalidation ended.
     pub(crate) fn revalidation_events(&self) -> &CounterVec<RevalidationEvent> {
         self.revalidation.events()
     }
@@ -378,8 +377,8 @@ impl Switch {
         self.waiting.between(src, dst)
     }
 
-    /// Takes back the batch of openings, with what one answer to this pod opened.
-    /// [`Switch::flush_openings`] sends the batch for all answers of the turn.
+    /// Takes back the batch of openings, with the opening of one answer to this pod. [`Switch::flush_openings`] sends
+    /// the batch for all answers of the turn.
     pub(crate) fn open(&mut self, asker: PortId, mut batch: Batch, opening: Option<Opening>) {
         if self.waiting.is_full(asker) || self.is_apart(&batch) {
             self.waiting.push(asker, batch, opening);
@@ -416,8 +415,8 @@ impl Switch {
             }
     }
 
-    /// Reports what an answer opened without a change of flows: with the last batch under way that the answer has to wait
-    /// for, or at once. What waits for the comparison is not reported, as without groups.
+    /// Reports an opening without a change of flows: with the last batch under way that the answer has to wait for,
+    /// or at once. An opening that waits for the comparison is not reported, as without groups.
     pub(crate) fn opened_by_group(&mut self, opening: Opening, wait: &Wait, out: &mut Output) {
         let now = out.now();
         if wait.comparison {
@@ -524,7 +523,8 @@ impl Switch {
         batch.changes.splice(..0, part);
     }
 
-    /// Adds what waits between the ends of these flows to the batch, before all else, where one of them ends.
+    /// Adds the waiting changes between the ends of these flows to the batch, before all else, if one of these flows
+    /// ends.
     pub(crate) fn end(&mut self, batch: &mut Batch, is_one: impl Fn(&FlowKey) -> bool) {
         if batch.id().is_some() {
             let ending = self.waiting.take_ending(is_one);
@@ -660,14 +660,15 @@ impl Switch {
         Some(id)
     }
 
-    /// The batches that were not sent since the last call. Nothing will be known of them: what waits for them need not.
+    /// The batches that were not sent since the last call. The switch will not answer them, so nothing need wait for
+    /// them.
     pub(crate) fn take_left_out(&mut self) -> Vec<BatchId> {
         std::mem::take(&mut self.left_out)
     }
 
-    /// The switch has refused an atomic batch, perhaps for one change of one pod: sends the batch again, with each change
-    /// by itself. What was taken back since then is left out. Returns whether there was anything to send; the answer to
-    /// that is the answer to the batch.
+    /// The switch has refused an atomic batch, perhaps for one change of one pod: sends the batch again, with each
+    /// change by itself. Changes that are no longer wanted are left out. Returns whether there was a change to send;
+    /// the switch's reply to it is the reply to the batch.
     pub(crate) fn send_one_by_one(
         &mut self,
         batch: BatchId,
@@ -869,8 +870,8 @@ impl Switch {
 
     // Time.
 
-    /// Does what is due. Returns whether lost flows are to be restored: OVN may have come back with
-    /// other tables.
+    /// Carries out all due work. Returns whether lost flows are to be restored: OVN may have come back with other
+    /// tables.
     pub(crate) fn timeout(&mut self, planner: &mut Planner, out: &mut Output) -> bool {
         let now = out.now();
         if let Some(renewals) = self.sentinels.renew(planner, now) {

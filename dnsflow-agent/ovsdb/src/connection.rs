@@ -1,12 +1,10 @@
-//! The driver of [`Session`]: sockets, reconnects, and what is said about them in the log.
+//! The driver of [`Session`]: sockets, reconnects, and their log lines.
 //!
-//! A [`Connection`] has no task of its own: its owner awaits [`Connection::next`], which can be
-//! cancelled and called again at any time without loss. While the owner does not call it, the
-//! connection reads nothing and answers no echo request. ovsdb-server then waits, and drops the
-//! connection after its own probe interval.
+//! A [`Connection`] has no task of its own: its owner awaits [`Connection::next`], which can be cancelled and called
+//! again at any time without loss. Between the calls, the connection reads nothing and answers no echo request.
+//! ovsdb-server then waits, and drops the connection after its own probe interval.
 //!
-//! A [`Connection`] must never flood the log: each cause of failure is logged once, until a
-//! connection succeeds.
+//! A [`Connection`] must never flood the log: each cause of failure is logged once, until a connection succeeds.
 
 use std::{
     collections::BTreeSet,

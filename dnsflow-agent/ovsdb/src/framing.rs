@@ -1,8 +1,8 @@
-//! Cuts a byte stream into pieces of JSON: the rows of updates one by one, and the rest of each message.
+//! Cuts a byte stream into pieces of JSON: each row of an update, and the rest of each message.
 //!
-//! JSON-RPC 1.0 over a stream has no delimiter (RFC 7047, section 4): a message ends where its
-//! outermost brace closes. The first content of a database is one message, however large the database is. So the
-//! framer takes the rows out of a message as they arrive, and gives the rest behind them:
+//! JSON-RPC 1.0 over a stream has no delimiter (RFC 7047, section 4): a message ends at its outermost closing brace.
+//! The first content of a database is one message, of any size. So the framer takes the rows out of a message as they
+//! arrive, and gives the rest behind them:
 //!
 //! ```text
 //! {"id":0,"result":{"ACL":{"26f8…":{"initial":{…}},"9b8f…":{"initial":{…}}}},"error":null}
@@ -11,13 +11,13 @@
 //!     message  {"id":0,"result":{"ACL":{}},"error":null}
 //! ```
 //!
-//! Rows are where a `<table-updates>` can be (RFC 7047, sections 4.1.5 and 4.1.6; ovsdb-server(7), 4.1.12 and 4.1.14):
-//! two objects deep in `result`, or in an element of `params`. The order of a message's members is the server's, so
-//! its method or id may come behind the rows.
+//! Rows are in places of a `<table-updates>` (RFC 7047, sections 4.1.5 and 4.1.6; ovsdb-server(7), 4.1.12 and
+//! 4.1.14): two objects deep in `result`, or in an element of `params`. The server chooses the order of a message's
+//! members, so the method or id may follow the rows.
 //!
-//! The framer knows braces, brackets and strings, and the bytes between two rows; the parser decides whether a piece
-//! is valid JSON. The framer examines each byte once, however the stream was split. It never holds more than a piece
-//! of each kind, each within the limit, and the bytes of one read.
+//! The framer knows braces, brackets and strings, and the bytes between two rows. The parser decides whether a piece
+//! is valid JSON. The framer examines each byte once, however the stream was split. It never holds more than one
+//! piece of each kind, each within the limit, and the bytes of one read.
 
 use bytes::{Buf, BytesMut};
 

@@ -1,5 +1,5 @@
-//! One conversation with an OVSDB server, without IO: pieces of messages and the time go in, messages
-//! and [`Event`]s come out.
+//! One session with an OVSDB server, without IO: pieces of messages and the time go in, messages and [`Event`]s come
+//! out.
 //!
 //! ```text
 //!   new ──monitor_cond──▶ Monitoring ──reply──▶ Conditioning ──reply──▶ Synced ─┐ update2:
@@ -7,12 +7,11 @@
 //!                             └──reply, no table is deferred─────────────┘──────┘
 //! ```
 //!
-//! `Synced` is told once, with the whole content. ovsdb-server sends the rows that a changed
-//! condition brings before it answers the request (`ovsdb_jsonrpc_monitor_cond_change` in
-//! `ovsdb/jsonrpc-server.c`), so that by then the deferred tables are there as well.
+//! `Synced` comes once, with the whole content. ovsdb-server sends the rows of a changed condition before it answers
+//! the request (`ovsdb_jsonrpc_monitor_cond_change` in `ovsdb/jsonrpc-server.c`). So the deferred tables are there by
+//! then.
 //!
-//! Every [`SessionError`] ends the conversation: the owner opens a new one and starts from an
-//! empty replica.
+//! Every [`SessionError`] ends the session: the owner opens a new one and starts from an empty replica.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,12 +1,11 @@
-//! Which veths the programs sit on, and which they wait for.
+//! The veths on which the programs are, and those to which they are still to be attached.
 //!
-//! This module has no socket and no clock: the kernel is behind [`Attach`], and the time is handed
-//! in.
+//! This module has no socket and no clock: the kernel is behind [`Attach`], and the caller gives the time.
 //!
-//! The core is told of a veth's index first, then the program that sees answers is attached, then
-//! the one that sees questions: attaching with TCX waits for all CPUs (`tcx_entry_sync` in Linux
-//! `kernel/bpf/tcx.c`), 3 to 40 ms each time, and a pod may have its first answer by then. Until
-//! both are there, answers count whether or not their question was seen.
+//! First the core learns the index of a veth. Then the program for answers is attached, and then the one for
+//! questions. The order matters: attaching with TCX waits for all CPUs (`tcx_entry_sync` in Linux
+//! `kernel/bpf/tcx.c`), 3 to 40 ms each time, and the pod's first answer may come by then. Until both are there,
+//! answers count whether or not their question was seen.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,12 +1,10 @@
-//! The capture edge: loads the TC programs, attaches them to the pods' veths, tells them whom to
-//! trust and which names matter, and hands what they captured to the core.
+//! The capture edge: loads the TC programs and attaches them to the pods' veths. It gives them the trusted servers
+//! and the names of rules, and hands captured frames to the core.
 //!
-//! It never interprets a packet: what is in a frame is the core's business. It never changes
-//! one either; an answer that the program took off the wire goes back as it was.
+//! It never interprets a frame: the core does. It never changes one either: a held answer goes back as captured.
 //!
-//! [`load`] gives parts that are driven apart: [`Records`], [`Resolvers`] and [`NameFilter`] by the
-//! hot thread, [`Attacher`] by one of its own, [`ProgramCounters`] and [`ProgramLog`] from wherever it
-//! suits.
+//! [`load`] gives parts for different threads: [`Records`], [`Resolvers`] and [`NameFilter`] for the hot thread,
+//! [`Attacher`] for one of its own, [`ProgramCounters`] and [`ProgramLog`] for any thread.
 
 mod aside;
 mod attacher;

@@ -1,10 +1,9 @@
-//! What outlives the agent in the kernel, so that the next one misses no answer: the links that hold the
-//! programs on the veths, the ring buffer that the programs go on writing to, the queries that wait for their
-//! answers, and the addresses that are open by a mark.
+//! The kernel objects that outlive the agent, so that the next one misses no answer: the links of the programs on the
+//! veths, their ring buffer, the pending queries, and the addresses that are open by a mark.
 //!
-//! All are pinned in a BPF file system. The next agent puts its own programs into the links, and reads
-//! the ring buffer as soon as the agent knows the node. Its programs go on with the two maps. Nothing else is
-//! taken over, so that few layouts have to be the same (`docs/decisions/handover.md`).
+//! All are pinned in a BPF file system. The next agent puts its own programs into the links, and reads the ring
+//! buffer as soon as it knows the node. Its programs go on with the two maps. Nothing else is taken over, so few
+//! layouts have to be the same (`docs/decisions/handover.md`).
 
 use std::{
     collections::BTreeSet,

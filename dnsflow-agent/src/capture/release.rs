@@ -1,15 +1,15 @@
-//! Puts a held frame back on the veth that it was taken from.
+//! Puts a held frame back on its veth.
 //!
-//! The frame leaves through a packet socket (packet(7)) whose packets carry a mark that the TC
-//! program lets pass. Other programs behind it, and the queueing discipline, see the frame as if
-//! it had never been away; the mark stays in the node, because a packet that enters another
-//! network namespace loses it (`skb_scrub_packet` in Linux net/core/skbuff.c).
+//! The frame leaves through a packet socket (packet(7)). Its packets carry a mark, and the TC program lets this mark
+//! pass. Other programs behind it, and the queueing discipline, treat the frame like every other one. The mark stays
+//! in the node, because a packet that enters another network namespace loses it (`skb_scrub_packet` in Linux
+//! net/core/skbuff.c).
 //!
-//! No byte is changed: the work that the sender left to a device is described in the header in
-//! front of the frame. The sockets never receive and never wait. Nothing is allocated for a frame.
+//! No byte is changed: the header in front of the frame describes the offloads that the sender has left to a device.
+//! The sockets never receive and never wait. Nothing is allocated for a frame.
 //!
 //! The kernel charges a frame to its socket until the pod's stack has taken it (`skb_orphan` in `ip_rcv_core`, Linux
-//! net/ipv4/ip_input.c). An interface whose queue is slow, as with a limit of its bandwidth, fills a socket. So an
+//! net/ipv4/ip_input.c). An interface with a slow queue, for example with a bandwidth limit, fills a socket. So an
 //! interface with frames on their way has a socket of its own ([`Lanes`]).
 
 mod lanes;

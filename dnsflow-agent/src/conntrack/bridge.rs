@@ -1,11 +1,9 @@
-//! What the Open_vSwitch database says of the bridge: who tracks its connections, and in which
-//! zones.
+//! The bridge's connection tracking, from the Open_vSwitch database: its datapath, and the zones.
 //!
-//! ovn-controller keeps the zone of each logical port in the bridge's `external_ids`, as
-//! `ct-zone-<port>` (`ct_zones_commit` in OVN's controller/ovn-controller.c and, since 24.09,
-//! controller/ct-zone.c; the same in 23.03, 25.03 and 26.03), and takes it from there when it starts
-//! again. The zones of routers are there as well, as `ct-zone-<datapath>_dnat` and `_snat`: no
-//! logical port has such a name, so that the core finds nothing for them.
+//! ovn-controller writes the zone of each logical port into the bridge's `external_ids`, as `ct-zone-<port>`
+//! (`ct_zones_commit` in OVN's controller/ovn-controller.c and, since 24.09, controller/ct-zone.c; the same in 23.03,
+//! 25.03 and 26.03), and reads it from there at its next start. The zones of routers are there as well, as
+//! `ct-zone-<datapath>_dnat` and `_snat`. No logical port has such a name, so the core finds nothing for them.
 
 use dnsflow_ovsdb::{Column, Database, Row, Table};
 

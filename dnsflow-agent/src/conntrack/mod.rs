@@ -1,21 +1,20 @@
-//! The edge to connection tracking: it finds the connections that OVN has blocked, and takes OVN's
-//! mark off those that the core names (`blocked.rs` of the core says why).
+//! The edge to connection tracking: it finds the connections that OVN has blocked, and unblocks those that the core
+//! names (`blocked.rs` of the core has the reason).
 //!
-//! It takes off the mark and leaves the entry. Without its entry, a connection would be tracked
-//! anew by its next packet; where that is the server's, the pod would be the one who answers, and no
-//! rule would hold for its packets any more. With the entry and without the mark, OVN decides over
-//! the pod's next packet as over every other one, and marks the connection again if the rules deny
-//! it. docs/decisions/blocked-connections.md weighs the ways.
+//! It clears OVN's mark and leaves the entry. Without the entry, the next packet would make a new one. If that packet
+//! were the server's, the pod would be the responder, and no rule would hold for its packets any more. With the entry
+//! and without the mark, OVN decides over the pod's next packet as over every other one, and marks the connection
+//! again if the rules deny it. docs/decisions/blocked-connections.md weighs the designs.
 //!
-//! Where the kernel tracks the connections of br-int ([`Datapath::Kernel`]), both are netlink
-//! messages of the agent's own. Where ovs-vswitchd does ([`Datapath::Userspace`]), it is asked for a
-//! dump over its control socket, and the mark is taken off by packets that OpenFlow makes it track.
+//! If the kernel tracks the connections of br-int ([`Datapath::Kernel`]), the agent sends netlink messages for both.
+//! If ovs-vswitchd does ([`Datapath::Userspace`]), the agent asks for a dump over its control socket. It clears the
+//! mark by packets that OpenFlow has ovs-vswitchd track.
 //!
 //! It must never
-//! - touch an entry outside the conntrack zones of this node's logical ports: bit 0 of the mark
-//!   means other things elsewhere;
-//! - make the hot thread wait: it runs with the slow edges, and reading the kernel's table, which
-//!   blocks, on a thread of its own.
+//! - touch an entry outside the conntrack zones of this node's logical ports: bit 0 of the mark has other meanings
+//!   elsewhere;
+//! - make the hot thread wait: it runs with the slow edges. The kernel's table is read on a thread of its own,
+//!   because that blocks.
 
 mod bridge;
 mod kernel;

@@ -1,13 +1,12 @@
-//! Reports what is wrong with an EgressFirewall, or with a Pod of this node, as Kubernetes Events.
+//! Reports problems of an EgressFirewall, or of a Pod of this node, as Kubernetes Events.
 //!
-//! The engine's reports go into [`Reporter::tell`], which never waits; [`post`] creates the Events.
-//! What must never happen: that the agent waits for it, that many nodes flood the API server, or
-//! that anything is written to the EgressFirewall, which belongs to ovn-kubernetes.
+//! The engine's reports go into [`Reporter::tell`], which never waits; [`post`] creates the Events. It must never
+//! make the agent wait, flood the API server from many nodes, or write to the EgressFirewall, which belongs to
+//! ovn-kubernetes.
 //!
-//! An Event's name is a hash of what it says, so that of all nodes with the same trouble one
-//! creates it and the others are told that it is there. Each node waits for a random part of
-//! [`SPREAD`] first, and creates at most [`ledger::BURST`] Events at once and one per
-//! [`ledger::PAUSE`] after that.
+//! An Event's name is a hash of its content. So of all nodes with the same problem one creates the Event, and the
+//! others learn that it exists. Each node waits for a random part of [`SPREAD`] first. It creates at most
+//! [`ledger::BURST`] Events at once, and one per [`ledger::PAUSE`] after that.
 
 pub mod ledger;
 

@@ -1,12 +1,12 @@
 //! Lists and watches one kind of object, until the receiver is gone.
 //!
-//! One task per [`Follower`]; it owns the connection and may be dropped at any time. What is made
-//! of the objects is the follower's business. Errors are logged once per kind and retried for
-//! ever; what it must never do is to make an API server that is away look like an empty one.
+//! One task per [`Follower`]; it owns the connection and may be dropped at any time. The follower handles the
+//! objects. Errors are logged once per kind and retried for ever. An API server that is away must never look like an
+//! empty one.
 //!
-//! A plain list followed by a watch works with every API server. To have the list streamed
-//! ("watch-list", an option of Kubernetes 1.27 and later), add `streaming_lists()` to the
-//! [`watcher::Config`]; a server without it refuses the request.
+//! A plain list followed by a watch works with every API server. For a streamed list ("watch-list", an option of
+//! Kubernetes 1.27 and later), add `streaming_lists()` to the [`watcher::Config`]; a server without it refuses the
+//! request.
 
 use std::{
     fmt::Debug,

@@ -1,11 +1,10 @@
 //! The edge to the Kubernetes API: EgressFirewalls, the Services of the cluster's DNS, and Events.
 //!
-//! [`watch()`] lists and watches EgressFirewalls in all namespaces and tells the core about them
-//! as [`Input::Firewalls`](dnsflow_core::Input::Firewalls). [`watch_dns_services()`] does so with
-//! the Services by which pods reach their resolvers. Kubernetes types end in [`convert`] and
-//! [`dns_services`]. An EgressFirewall must never be written to (ovn-kubernetes owns it, its
-//! status included): [`events`] says beside it what is wrong with it. An API server that is away
-//! must never take away what was read before.
+//! [`watch()`] lists and watches EgressFirewalls in all namespaces and hands them to the core as
+//! [`Input::Firewalls`](dnsflow_core::Input::Firewalls). [`watch_dns_services()`] does so with the Services by which
+//! pods reach their resolvers. Kubernetes types end in [`convert`] and [`dns_services`]. The agent must never write
+//! to an EgressFirewall or its status, because ovn-kubernetes owns them: [`events`] reports its problems instead. If
+//! the API server is away, its last content must stay in force.
 
 pub mod client;
 pub mod dns_services;

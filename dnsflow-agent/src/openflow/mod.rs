@@ -1,24 +1,21 @@
-//! The OpenFlow 1.5 client: it writes our flows into OVN's bridge and tells when they vanish.
+//! The OpenFlow 1.5 client: it writes our flows into OVN's bridge, and reports lost ones.
 //!
 //! It must never
-//! - touch a flow that does not carry our cookie: deletion is strict and by cookie (but for its last
-//!   bit, which never tells two of ours apart), modification by exact cookie; nothing here asks for
-//!   a table to be emptied;
-//! - ask for the MASTER role, which ovn-controller may hold, nor for asynchronous messages:
-//!   Open vSwitch sends none to a client of the bridge's management socket that has not set a
-//!   `miss_send_len` (`ofconn_receives_async_msg` in its `ofproto/connmgr.c`), and with one it
-//!   would send OVN's packet-ins too;
-//! - wait for the socket to take bytes without reading from it: Open vSwitch stops reading from
-//!   a client that does not read its replies.
+//! - touch a flow without our cookie. Deletion is strict and by cookie (but for the last bit, which never tells two
+//!   of ours apart). Modification is by exact cookie. No request empties a table;
+//! - ask for the MASTER role, because ovn-controller may hold it;
+//! - ask for asynchronous messages. Open vSwitch sends none to a client of the bridge's management socket without a
+//!   `miss_send_len` (`ofconn_receives_async_msg` in its `ofproto/connmgr.c`). With one, it would also send OVN's
+//!   packet-ins;
+//! - wait until the socket accepts bytes, and not read meanwhile: Open vSwitch stops reading from a client that does
+//!   not read its replies.
 //!
-//! [`Session`] is the protocol without IO: bytes, commands and the time go in; bytes, events and
-//! a deadline come out. [`Connection`] is the thin driver around it: a socket, reconnection with
-//! back-off, and a session per connection.
+//! [`Session`] is the protocol without IO: bytes, commands and the time go in; bytes, events and a deadline come out.
+//! [`Connection`] is the thin driver around it: a socket, reconnection with back-off, and a session per connection.
 //!
-//! What vanishes is learned from a flow monitor (`OFPMP_FLOW_MONITOR`) and not from
-//! `OFPT_FLOW_REMOVED`: the monitor also shows a flow that replaces ours, it leaves out what we
-//! do ourselves, and it needs no flag on the flow, which would send `OFPT_FLOW_REMOVED` to every
-//! other controller.
+//! A flow monitor (`OFPMP_FLOW_MONITOR`) reports lost flows, not `OFPT_FLOW_REMOVED`. The monitor also shows a flow
+//! that replaces ours, and leaves out our own changes. It needs no flag on the flow: with the flag, every other
+//! controller would get `OFPT_FLOW_REMOVED`.
 
 mod connection;
 mod error;

@@ -1,20 +1,19 @@
-//! One OpenFlow connection without its socket: bytes and the time in, bytes and events out.
+//! One OpenFlow connection without its socket: bytes and the time go in, bytes and events come out.
 //!
 //! ```text
 //!  new            HELLO of the switch                 echo unanswered, malformed message
 //!   |--> Greeting --------------------> Up ------------------------------------------> error
 //! ```
 //!
-//! Changes take effect in the order in which they were asked for. A plain batch is its flow_mods
-//! and a barrier; errors name the xid of their flow_mod and come before the barrier's reply. An
-//! atomic batch is a bundle in two steps, as a COMMIT sent at once would commit the good messages
-//! even when a bad one was refused: first OPEN, the additions and a barrier; then, by whether an
-//! error came, COMMIT or DISCARD. Commands that arrive between the two steps wait for the second.
+//! Changes take effect in the order of their commands. A plain batch is its flow_mods and a barrier. Its errors name
+//! the xid of their flow_mod, and come before the barrier's reply. An atomic batch is a bundle in two steps. The
+//! first step is OPEN, the additions and a barrier. The second step is DISCARD if an error came, else COMMIT. A
+//! COMMIT in the first step would commit the good messages although a bad one was refused. Commands that arrive
+//! between the two steps wait for the second.
 //!
-//! Flows can be counted by cookie, also between the flow_mods of a plain batch and its barrier: what
-//! is counted then had happened when the new flows were there. A count without an answer is not told,
-//! and neither is one while the monitor leaves something out: what it says of the flows that are
-//! counted ([`Event::CountLost`]) belongs to it.
+//! Flows can be counted by cookie, also between the flow_mods of a plain batch and its barrier: the switch then reads
+//! the counters after it has taken the new flows. A count without an answer is not reported. While the monitor is
+//! paused, no count is reported either: a count needs the monitor's reports about its flows ([`Event::CountLost`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

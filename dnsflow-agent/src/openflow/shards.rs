@@ -1,11 +1,10 @@
 //! How a dump is cut into shards.
 //!
-//! ovs-vswitchd answers a question for flows in one go, on the thread that also takes flows
-//! (`handle_flow_stats_request` in Open vSwitch's `ofproto/ofproto.c`): messages on other
-//! connections wait until the answer is done. If there are many flows, a question is therefore only
-//! for the flows whose destinations end in certain bits, and the next question comes some time
-//! after the answer. Open vSwitch then goes through the flows with such a match only, not through
-//! all of OVN's.
+//! ovs-vswitchd answers a question for flows without a pause, on the thread that also takes flows
+//! (`handle_flow_stats_request` in Open vSwitch's `ofproto/ofproto.c`): messages on other connections wait until the
+//! answer is done. So if there are many flows, a question is only for destinations that end in certain bits, and the
+//! next question comes some time after the answer. Open vSwitch then goes through the flows with such a match only,
+//! not through all of OVN's.
 
 use std::time::Duration;
 

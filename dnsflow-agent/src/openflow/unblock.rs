@@ -1,16 +1,14 @@
-//! Takes OVN's mark off connections that ovs-vswitchd itself tracks.
+//! Clears OVN's mark on connections that ovs-vswitchd itself tracks.
 //!
-//! In the userspace datapath, only a packet that a `ct` action tracks and commits can change a
-//! connection: dpctl can only dump and flush, and the OpenFlow extension `NXT_CT_FLUSH` can only
-//! flush. The client therefore hands the switch a packet with the connection's addresses and ports
-//! (`OFPT_PACKET_OUT`). The packet goes through one action and is not forwarded:
-//! `ct(commit,zone=…,exec(set_field:0/1->ct_mark))`.
+//! In the userspace datapath, only a packet that a `ct` action tracks and commits can change a connection. dpctl can
+//! only dump and flush, and the OpenFlow extension `NXT_CT_FLUSH` can only flush. So the client hands the switch a
+//! packet with the connection's addresses and ports (`OFPT_PACKET_OUT`). The packet goes through one action and is
+//! not forwarded: `ct(commit,zone=…,exec(set_field:0/1->ct_mark))`.
 //!
-//! A packet of TCP has no flag at all. Open vSwitch takes such a one for invalid before it looks at
-//! the connection's state, so that the state stays, and sets the mark of the connection that the
-//! packet belongs to nevertheless (`tcp_conn_update` in its lib/conntrack-tcp.c, `process_one` in
-//! lib/conntrack.c, the same in 3.1 to 4.0). Where the connection has ended, it makes no new one.
-//! The kernel would not know the connection of an invalid packet: there, netlink does the same.
+//! A packet of TCP has no flag at all. Open vSwitch calls such a packet invalid before it checks the connection's
+//! state, so the state stays. It still sets the mark of the packet's connection (`tcp_conn_update` in its
+//! lib/conntrack-tcp.c, `process_one` in lib/conntrack.c, the same in 3.1 to 4.0). If the connection has ended, the
+//! packet makes no new one. The kernel would not find the connection of an invalid packet, so netlink is used there.
 
 use std::{io, net::IpAddr, path::Path};
 

@@ -1,10 +1,9 @@
-//! Estimates how long a pass of vswitchd's revalidators takes behind a change, from the latest
-//! passes.
+//! Estimates the duration of a pass of vswitchd's revalidators behind a change, from the latest passes.
 //!
-//! The revalidators look at every megaflow twice a second to collect statistics, and behind a change
-//! of flows to translate the megaflow again. The second takes far longer, and how long depends on the
-//! flow tables: 3 µs for a megaflow with one table (Open vSwitch 3.1 and 3.5), 70 to 95 µs with those
-//! of OVN 26.03 (Open vSwitch 4.0). So the cost of a megaflow is what it was seen to be behind changes.
+//! The revalidators check every megaflow twice a second to collect statistics, and behind a change of flows to
+//! translate it again. Translation takes far longer, depending on the flow tables: 3 µs for a megaflow with one table
+//! (Open vSwitch 3.1 and 3.5), 70 to 95 µs with those of OVN 26.03 (Open vSwitch 4.0). So the cost of a megaflow is
+//! the one measured behind changes.
 
 use std::{collections::VecDeque, time::Duration};
 

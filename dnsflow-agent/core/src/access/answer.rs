@@ -41,7 +41,7 @@ pub(crate) struct Asked {
     pub(crate) mention: Mention,
 }
 
-/// A port that an answer is for, and what its rules say of the name.
+/// A port that an answer is for, and its rules about the name.
 #[derive(Debug)]
 struct Recipient {
     port: PortId,
@@ -83,7 +83,7 @@ pub(crate) struct ReadAnswer {
 }
 
 impl ReadAnswer {
-    /// The addresses for a port whose rules deny the name. What a rule denies is closed, wherever it leads.
+    /// The addresses for a port whose rules deny the name. A denied address is closed, wherever it leads.
     fn if_denied(&self) -> &[(IpAddr, Duration)] {
         self.denied.as_deref().unwrap_or(&self.answer.addresses)
     }
@@ -414,7 +414,7 @@ impl Access<'_> {
         outcome
     }
 
-    /// What the addresses of an answer wait for at its recipients.
+    /// How the flows of an answer's addresses came into the switch, for each recipient.
     pub(crate) fn written(&self, reading: &ReadAnswer) -> impl Iterator<Item = Written> {
         let addresses = reading.if_denied().iter().map(|(address, _)| *address);
         reading.recipients.0.iter().flat_map(move |recipient| {

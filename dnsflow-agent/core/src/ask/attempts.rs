@@ -1,9 +1,8 @@
-//! Where pods try to connect to: the names of the addresses, and what was reported lately.
+//! The destinations of the pods' connections: the names of the addresses, and the latest reports.
 //!
-//! This is state of its own beside the engine. Nothing here opens an address, and nothing here takes the
-//! time of the thread that does: that thread only judges an attempt ([`View::judge_attempt`]). The answers that a
-//! rule mentions are in the engine's cache; those that no rule mentions are remembered here, for the names
-//! of denied connections.
+//! This is state of its own beside the engine. Nothing here opens an address, and nothing here takes the time of the
+//! thread that does: that thread only judges an attempt ([`View::judge_attempt`]). Mentioned answers are in the
+//! engine's cache. Unmentioned ones are remembered here, for the names of denied connections.
 //!
 //! [`View::judge_attempt`]: crate::ask::view::View::judge_attempt
 
@@ -62,7 +61,7 @@ const LIMITS: Limits = Limits {
     bytes_per_interface: 0,
 };
 
-/// What is remembered of the pods' attempts.
+/// The latest attempts of the pods, and the names for them.
 #[derive(Debug)]
 pub struct Attempts {
     dns_ports: Ports,
@@ -180,7 +179,7 @@ impl Attempts {
         self.left_out
     }
 
-    /// Forgets what is old. To be called now and then.
+    /// Forgets old names and attempts. To be called now and then.
     pub fn forget_old(&mut self, now: Timestamp) {
         let before = |time| now.checked_sub(time).unwrap_or_default();
         let (heard, reported) = (before(HEARD_TIME), before(DENIAL_REPORT_AGAIN));

@@ -1,8 +1,7 @@
-//! Where the pods of this node have connected to within the last hour, or have tried to.
+//! The destinations to which pods of this node have connected, or have tried to, within the last hour.
 //!
-//! This is state of its own beside the engine, as [`attempts`](crate::ask::attempts) is: it decides over no
-//! address. It answers what another EgressFirewall would have done ([`trial`](crate::ask::trial)), and which
-//! rules nobody uses.
+//! This is state of its own beside the engine, as [`attempts`](crate::ask::attempts) is: it decides over no address.
+//! It shows the effect of another EgressFirewall ([`trial`](crate::ask::trial)), and unused rules.
 
 use std::net::IpAddr;
 
@@ -24,14 +23,14 @@ use crate::{
     },
 };
 
-/// What became of a pod's attempt to connect somewhere.
+/// A pod's attempt to connect, and its verdict.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Tried {
     /// The namespace of the EgressFirewall that holds for the pod.
     pub namespace: String,
     /// The logical port of the pod.
     pub port: String,
-    /// What the pod has tried.
+    /// The attempt.
     pub attempt: Attempt,
     /// The names that the pod was told the address for, the newest first.
     pub names: Vec<DomainName>,
@@ -62,7 +61,7 @@ pub struct ConnectionView {
     pub port: u16,
     /// The names that the pod was told the address for, the newest first.
     pub names: Vec<String>,
-    /// What the rules said of the last attempt.
+    /// The verdict of the last attempt.
     pub verdict: Verdict,
     /// Why.
     pub reason: Reason,
@@ -175,7 +174,7 @@ impl History {
         }
     }
 
-    /// Forgets what was seen more than an hour ago.
+    /// Forgets connections that are older than an hour.
     fn forget_old(&mut self, now: Timestamp) {
         let before = now.checked_sub(HISTORY_TIME).unwrap_or_default();
         while self.seen.pop_unused_since(before).is_some() {}
@@ -193,7 +192,7 @@ impl History {
         places
     }
 
-    /// What was seen of these places, as far as it is remembered.
+    /// The remembered connections to these places.
     pub fn connections(&mut self, places: &[Place], now: Timestamp) -> Vec<ConnectionView> {
         let seen = places.iter().filter_map(|place| {
             let seen = &*self.seen.get_mut(place)?;

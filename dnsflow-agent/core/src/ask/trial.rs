@@ -1,4 +1,4 @@
-//! What an EgressFirewall would do with a connection, by its rules alone.
+//! The verdict of an EgressFirewall over a connection, by its rules alone.
 //!
 //! The engine enforces rules by OVN's rows. Here is no OVN: an EgressFirewall that was never applied has
 //! no rows. The rules match as they do in the engine ([`RuleSet`]), and the first that matches decides.
@@ -23,7 +23,7 @@ pub struct Trial {
     names: RuleSet,
 }
 
-/// A connection, with what makes rules match it.
+/// A connection, with the facts by which rules match it.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     /// The destination.
@@ -38,7 +38,7 @@ pub struct Facts<'a> {
     pub is_node: bool,
 }
 
-/// What becomes of a connection.
+/// The verdict over a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Outcome {
     /// The verdict of the rule that decides.
@@ -84,14 +84,14 @@ impl Trial {
         self.names.matching(name).map(|rule| rule.index)
     }
 
-    /// What becomes of a connection.
+    /// The verdict over a connection.
     pub fn decide(&self, facts: &Facts<'_>) -> Outcome {
         let told = facts.names.iter().flat_map(|name| self.matching(name));
         let told: BTreeSet<u32> = told.collect();
         self.decide_by(facts, |rule| told.contains(&rule))
     }
 
-    /// The same, where the rules by name match for another reason than what the pod was told.
+    /// The same, where the caller decides which rules by name match, not the answers to the pod.
     pub fn decide_by(&self, facts: &Facts<'_>, matches_name: impl Fn(u32) -> bool) -> Outcome {
         let mut may_match: Vec<(RuleAction, Unless)> = Vec::new();
         let mut decided = (RuleAction::Allow, None);

@@ -1,4 +1,4 @@
-//! What people can ask about a node: plain values, made from the owners' state when somebody asks.
+//! The answers about a node: plain values, made from the owners' state when somebody asks.
 //!
 //! The agent writes them as JSON. A field that is added is no break; a field that changes its meaning
 //! is one.
@@ -51,7 +51,7 @@ pub use explain::{
 pub struct NodeView {
     /// Whether everything was read once, and the switch was compared.
     pub is_ready: bool,
-    /// What was read completely.
+    /// The sources, and whether each was read completely.
     pub sources: Vec<SourceView>,
     /// The tables of databases that are too large, in words.
     #[serde(default)]
@@ -75,7 +75,7 @@ pub struct NodeView {
 /// Whether a source has been read.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct SourceView {
-    /// What it is.
+    /// The name of the source.
     pub source: String,
     /// Whether all of it was read once.
     pub is_read: bool,
@@ -132,11 +132,11 @@ pub struct FirewallView {
     pub rules: usize,
     /// How many of them are for a name.
     pub rules_by_name: usize,
-    /// What is wrong, or worth knowing.
+    /// Problems and limitations.
     pub problems: Vec<ProblemView>,
 }
 
-/// Some rules of a namespace's EgressFirewall, with what holds for all of them.
+/// Some rules of a namespace's EgressFirewall, with the facts about all of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RulesView {
     /// Rules from the one on that was asked for, as [`Firewall`] has them.
@@ -156,7 +156,7 @@ pub struct ProblemView {
     pub rule: u32,
     /// `waiting`, `not_in_force` or `caveat`.
     pub severity: String,
-    /// What is wrong, and what helps.
+    /// The problem and the remedy.
     pub text: String,
 }
 
@@ -194,7 +194,7 @@ pub struct EntryView {
 pub struct NameView {
     /// The name.
     pub name: String,
-    /// What the name counts by.
+    /// The source of the name's term.
     pub origin: Origin,
     /// The seconds for which it still counts.
     pub ttl_left_s: u64,

@@ -1,4 +1,4 @@
-//! What outlives the agent: the flows of an earlier run that entries adopt, and the snapshot.
+//! The state that outlives the agent: the flows of an earlier run, which entries adopt, and the snapshot.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
-//! What an earlier run of the agent has left: the entries of its snapshot, and whose the flows are that it left in the
-//! switch.
+//! The state that an earlier run of the agent has left: the entries of its snapshot, and the owners of its flows in
+//! the switch.
 //!
-//! An entry of the snapshot is in one place: with its port once the pod has come back, else here. Here, it stays until
-//! all flows of the earlier run have been adopted or removed, so that a snapshot has it as well: if this run ends before,
-//! the next one has to know whose the flows were.
+//! An entry of the snapshot is in one place: with its port once the pod has come back, else here. It stays here until
+//! all flows of the earlier run have been adopted or removed, so that a snapshot has it as well. If this run ends
+//! before, the next one has to know the owners of the flows.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -24,7 +24,7 @@ use crate::{
 /// Saved entries by logical port.
 type SavedPorts = BTreeMap<Arc<str>, Vec<SavedEntry>>;
 
-/// What an earlier run has left.
+/// The state of an earlier run.
 #[derive(Debug, Default)]
 pub(super) struct EarlierRun {
     /// The entries of the ports that have not come yet.
@@ -40,7 +40,7 @@ pub(super) struct EarlierRun {
     /// Whether all flows have been adopted. Until then, not all rules may be known, and a name of the snapshot
     /// that was denied stays so.
     is_adopted: bool,
-    /// The number of changes so far of what a snapshot has of this.
+    /// The number of changes so far to this part of a snapshot.
     version: u64,
 }
 
@@ -66,8 +66,8 @@ impl EarlierRun {
         }
     }
 
-    /// A port has come. Returns what its pod was told: address, name and term. At most `gone_max` entries of pods that
-    /// are gone are kept.
+    /// A port has come. Returns the answers to its pod: address, name and term. At most `gone_max` entries of pods
+    /// that are gone are kept.
     pub(super) fn open(
         &mut self,
         port: PortId,

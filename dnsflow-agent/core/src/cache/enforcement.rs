@@ -62,8 +62,8 @@ impl Cache {
         self.ports.totals().flows + self.groups.flow_count()
     }
 
-    /// How many flows of what an address has already may change if a name of it comes: those that it has by a mark get
-    /// their place in the switch where a rule denies, and those that had no room may get some.
+    /// How many flows of a known address may change at most with a further name. If a rule denies the name, the flows
+    /// of the address's group become flows of its own. Flows that had no room may get some.
     pub(crate) fn changes_at_most(&self, port: PortId, address: IpAddr) -> usize {
         self.entry(port, address).map_or(0, |entry| {
             let of_mark = entry.installed.group();
@@ -154,8 +154,7 @@ impl Cache {
         &mut self.groups
     }
 
-    /// The flows that let a pod reach an address, and what they are for: flows of the address, or those of its
-    /// group.
+    /// The flows that let a pod reach an address, and their target: flows of the address, or those of its group.
     pub(crate) fn flows_of<'a>(
         &'a self,
         address: IpAddr,
@@ -174,7 +173,7 @@ impl Cache {
         entry.is_some_and(|entry| entry.installed.is_lost(&self.groups))
     }
 
-    /// How what lets a port reach an address came into the switch; `None` if there is no such entry.
+    /// How the flows for an address came into the switch; `None` if there is no such entry.
     pub(crate) fn written(&self, port: PortId, address: IpAddr) -> Option<Written> {
         let entry = self.entry(port, address)?;
         Some(entry.installed.written(&self.groups))

@@ -1,7 +1,7 @@
 //! The entries of one port: the addresses that its pod was told, and the names that lead to them.
 //!
-//! [`Entries`] owns them, with what is known of them by name, by order and in numbers. That agrees with the entries
-//! after each call: names, adopted flows and flows of their own change in its methods alone.
+//! [`Entries`] owns them, with their indices by name and by order, and their totals. Indices and totals agree with
+//! the entries after each call: names, adopted flows and flows of their own change in its methods alone.
 
 pub(super) mod names;
 
@@ -102,7 +102,7 @@ impl Entries {
         self.by_address.get(&address).map(Box::as_ref)
     }
 
-    /// The same, to change what nothing else agrees with.
+    /// The same, to change fields that no index or total depends on.
     pub(super) fn get_mut(&mut self, address: IpAddr) -> Option<&mut Entry> {
         self.by_address.get_mut(&address).map(Box::as_mut)
     }
@@ -113,7 +113,7 @@ impl Entries {
         entries.map(|(address, entry)| (*address, &**entry))
     }
 
-    /// The same, to change what nothing else agrees with.
+    /// The same, to change fields that no index or total depends on.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (IpAddr, &mut Entry)> {
         let entries = self.by_address.iter_mut();
         entries.map(|(address, entry)| (*address, &mut **entry))
@@ -331,7 +331,7 @@ impl Entries {
         self.changed(address);
     }
 
-    /// Changes what lets the pod reach an address, if there is an entry.
+    /// Changes the flows or the mark of an address, if there is an entry.
     pub(super) fn enforce<T: Default>(
         &mut self,
         address: IpAddr,

@@ -99,7 +99,7 @@ impl Cache {
         self.end_expired((port, address), batch);
     }
 
-    /// Removes what has expired of an entry, and an entry that nothing holds any more.
+    /// Removes the expired names of an entry, and the entry if nothing holds it any more.
     pub(super) fn end_expired(&mut self, key: Key, batch: &mut Batch) {
         let (port, address) = key;
         let now = batch.now();
@@ -134,7 +134,7 @@ impl Cache {
         }
     }
 
-    /// Removes an entry without closing its address, and what is kept elsewhere about the entry.
+    /// Removes an entry without closing its address, and its items in other owners.
     pub(super) fn take(&mut self, key: Key) -> Option<Entry> {
         let entry = self.ports.change(key.0, |port| port.entries.take(key.1))?;
         self.due.forget(key, entry.look);

@@ -247,9 +247,8 @@ impl Cache {
         }
     }
 
-    /// Whether an address has nothing but a mark, and a load balancer leads to the address: then nothing is open behind
-    /// the load balancer. The flows of such addresses take half of the port's room at most, so that they leave room to
-    /// what the pod is told.
+    /// Whether an address has only a mark, and a load balancer leads to it: it is closed behind the load balancer.
+    /// The flows of such addresses take half of the port's room at most, to leave room for the answers to the pod.
     pub(crate) fn lacks_flows(&self, port: PortId, address: IpAddr) -> bool {
         let entries = &self.port(port).entries;
         let entry = entries.get(address);

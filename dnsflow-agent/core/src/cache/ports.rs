@@ -22,7 +22,7 @@ use crate::{
 /// A port, and an address that it was told.
 pub(super) type Key = (PortId, IpAddr);
 
-/// What one port was told.
+/// The DNS answers to one port.
 #[derive(Debug, Default)]
 pub(crate) struct CachedPort {
     /// The entries of its addresses.
@@ -35,12 +35,12 @@ pub(crate) struct CachedPort {
     pub(crate) ended: EndedNames,
 }
 
-/// What all ports were told.
+/// The DNS answers to all ports.
 #[derive(Debug, Default)]
 pub(super) struct CachedPorts {
     ports: BTreeMap<PortId, CachedPort>,
     totals: Totals,
-    /// What a port was told that is not there: nothing.
+    /// The answers to a port that does not exist: none.
     nothing: CachedPort,
 }
 
@@ -105,7 +105,7 @@ impl CachedPorts {
         result
     }
 
-    /// Changes what lets a port reach an address, if the port was told the address.
+    /// Changes the flows or the mark of an address, if the port has an entry for it.
     pub(super) fn enforce<T: Default>(
         &mut self,
         key: Key,
@@ -119,7 +119,7 @@ impl CachedPorts {
         })
     }
 
-    /// An entry, to change what nothing else agrees with.
+    /// An entry, to change fields that no index or total depends on.
     pub(super) fn entry_mut(&mut self, (id, address): Key) -> Option<&mut Entry> {
         self.ports.get_mut(&id)?.entries.get_mut(address)
     }

@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl Cache {
-    /// What becomes of a further name of its address.
+    /// How the address takes a further name.
     pub(super) fn at_address(&mut self, learning: &Learning<'_>) -> AtAddress {
         let told = &learning.resolution;
         let entry = self.entry_mut(told.port, told.address);
@@ -90,9 +90,9 @@ impl Cache {
         self.make_room_on_node(learning)
     }
 
-    /// Makes room for one more name that a rule denies, among all of the node. The port that has most of them gives one
-    /// up, unless this one would have as many then: no pod pushes out what is denied for itself, and pods that push out
-    /// each other's come to an end.
+    /// Makes room for one more name that a rule denies, among all of the node. The port that has most of them gives
+    /// one up, unless this one would then have as many. So no pod pushes out its own denials, and pods stop pushing
+    /// out each other's.
     fn make_room_for_denied(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
         let Resolution { port, term, .. } = learning.resolution;
         let denied = &self.ports.totals().denied_names;
@@ -107,9 +107,9 @@ impl Cache {
         }
     }
 
-    /// Makes room for one more name among all of the node. The port that has most gives way, used or not; if it is this
-    /// one, what it does not use. Names that a rule denies are not concerned, unless an edit has denied more than their
-    /// share.
+    /// Makes room for one more name among all of the node. The port that has most loses an address, used or not. If
+    /// it is this port, only an unused address goes. Names that a rule denies are not concerned, unless an edit has
+    /// denied more than their share.
     fn make_room_on_node(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
         let Resolution { port, term, .. } = learning.resolution;
         let totals = self.ports.totals();
@@ -165,7 +165,7 @@ impl Cache {
         }
     }
 
-    /// Forgets of a port what matters least, because of a limit.
+    /// Forgets the least important address of a port, because of a limit.
     ///
     /// # Errors
     ///
@@ -300,7 +300,7 @@ impl Cache {
         }
     }
 
-    /// Remembers that a limit left no room for what a port was told.
+    /// Remembers that a limit left no room for an answer to a port.
     pub(crate) fn leave_out(
         &mut self,
         (id, address): Key,

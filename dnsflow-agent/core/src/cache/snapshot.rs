@@ -1,10 +1,10 @@
-//! The names behind the flows that the agent leaves in the switch: they outlive the agent.
+//! The names behind the flows that the agent leaves in the switch, for the next agent.
 //!
-//! The next agent finds the flows in the switch by their cookie. The switch does not know for which
-//! names the flows were opened, and until when; the snapshot does. It also has the names whose flows could not be
-//! written yet: an agent may end before it has read all of its sources.
+//! The next agent finds the flows in the switch by their cookie. The switch does not have the names of the flows and
+//! the ends of the names; the snapshot has. It also has names whose flows could not be written yet: an agent may end
+//! before it has read all of its sources.
 //!
-//! A snapshot is given out in parts, one for each port, so that it is never in memory as a whole.
+//! A snapshot is given out in parts, one for each port, so it is never in memory as a whole.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 

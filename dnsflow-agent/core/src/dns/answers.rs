@@ -215,12 +215,12 @@ impl Answers {
         trusted.is_some_and(|trusted| trusted.contains(&source.into()))
     }
 
-    /// What became of TCP segments.
+    /// The outcomes of TCP segments.
     pub(crate) fn tcp_events(&self) -> &CounterVec<TcpEvent> {
         self.tcp.events()
     }
 
-    /// What became of IP fragments.
+    /// The outcomes of IP fragments.
     pub(crate) fn fragment_events(&self) -> &CounterVec<FragmentEvent> {
         self.fragments.events()
     }

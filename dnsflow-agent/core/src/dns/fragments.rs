@@ -1,12 +1,11 @@
 //! Reassembles UDP datagrams from IP fragments (RFC 791, section 3.2; RFC 8200, section 4.5).
 //!
-//! A datagram is handed out whole or not at all. If fragments of a datagram overlap, all its
-//! fragments are refused, also those that are still to come (RFC 5722, section 4). The same holds
-//! for IPv4, because hosts read overlapping fragments in different ways. Only a first fragment is
-//! read as a header.
+//! A datagram is given out whole or not at all. If fragments of a datagram overlap, all its fragments are refused,
+//! also later ones (RFC 5722, section 4). The same holds for IPv4, because hosts read overlapping fragments in
+//! different ways. Only a first fragment is read as a header.
 //!
-//! The caller decides for which senders memory is used. Each fragment has the addresses; only the
-//! first one has the ports.
+//! The caller decides which senders may use memory. Each fragment has the addresses; only the first one has the
+//! ports.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +34,7 @@ const FRAGMENT_UNIT: u32 = 8;
 /// The longest payload of an IP packet.
 const PAYLOAD_MAX: u32 = u16::MAX as u32;
 
-/// What the fragments of one datagram have in common.
+/// The fields that all fragments of one datagram share.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct DatagramKey {
     /// The interface index of the veth's host side.
@@ -83,7 +82,7 @@ pub struct Datagram {
 }
 
 labels! {
-    /// What became of a fragment or a datagram.
+    /// The outcome of a fragment or a datagram.
     FragmentEvent {
         /// A fragment was kept.
         Kept = "kept",
@@ -198,7 +197,7 @@ impl FragmentReassembly {
         self.datagrams.bytes()
     }
 
-    /// Counts of what happened.
+    /// The counters.
     pub fn events(&self) -> &CounterVec<FragmentEvent> {
         &self.events
     }

@@ -1,42 +1,38 @@
-//! DNS over TCP: from the segments between a pod and a server to the answers that count.
+//! DNS over TCP: finds the answers that count in the segments between a pod and a server.
 //!
-//! A message follows its length of two octets (RFC 7766, section 8; RFC 1035, section 4.2.2).
-//! Nothing else shows where a message begins. A stream is therefore read only from its beginning
-//! and without a gap. If segments are missing for good, or contradict each other, the whole
-//! connection is given up and counted. A boundary is never guessed: whoever chooses a server's
-//! answers could place a forged message behind a wrong guess.
+//! Each message follows its length of two octets (RFC 7766, section 8; RFC 1035, section 4.2.2). Nothing else shows
+//! where a message begins. So a stream is read only from its beginning and without a gap. If segments are missing for
+//! good, or contradict each other, the connection is given up and counted. A boundary is never guessed: whoever
+//! chooses a server's answers could place a forged message behind a wrong guess.
 //!
-//! An answer counts only if the pod has asked: the pod's SYN was seen, the server's SYN-ACK
-//! acknowledges it, and the answer's question is one that the pod has sent on this connection, in
-//! bytes that the server has acknowledged. The program in the kernel has seen to it that the pod's
-//! segments come from an address of its own.
+//! An answer counts only if the pod has asked. The pod's SYN was seen, and the server's SYN-ACK acknowledges it. The
+//! pod has sent the question on this connection, in bytes that the server has acknowledged. The pod's segments come
+//! from an address of its own: the program in the kernel checks that.
 //!
-//! The bytes of two connections are never put together. A malicious pod closes and opens connections
-//! of the same ports, and chooses which of its segments the server takes: the agent does not look at
-//! checksums. What the server sends decides therefore. The connection is given up if the server
+//! The bytes of two connections are never put together. A malicious pod closes and opens connections of the same
+//! ports. It also chooses which of its segments the server accepts, because the agent does not verify checksums. So
+//! the server's segments decide. The connection is given up if the server
 //!
-//! - sends data from before the first byte: its sequence number is not the one of the SYN-ACK. A
-//!   server with SYN cookies takes it from the pod's acknowledgment instead (RFC 4987, section 3.6;
-//!   `cookie_v4_check` in Linux' net/ipv4/syncookies.c), which may be another one.
-//! - begins with data from behind the first byte, for the same reason. The missing bytes could come
-//!   from the pod's next connection: with cookies, that needs no other SYN-ACK.
-//! - sends a second SYN-ACK after data, or one with another sequence number: the connection is
-//!   another one, or the pod may have taken either.
-//! - acknowledges what the pod has not sent: the pod's end is another one.
-//! - resets it, or the pod does, with whatever sequence number. Which numbers count (RFC 9293,
-//!   section 3.5.3), the receiver decides by a state that the agent does not know for certain.
+//! - sends data from before its first byte: the sequence number is not that of the SYN-ACK. A server with SYN cookies
+//!   takes this number from the pod's acknowledgment (RFC 4987, section 3.6; `cookie_v4_check` in Linux'
+//!   net/ipv4/syncookies.c), and it may differ.
+//! - begins with data from behind its first byte, for the same reason. The missing bytes could come from the pod's
+//!   next connection: with cookies, that needs no other SYN-ACK.
+//! - sends a second SYN-ACK after data, or one with another sequence number: the connection is another one, or the
+//!   pod may have accepted either.
+//! - acknowledges bytes that the pod has not sent: the pod's end is another one.
+//! - resets the connection. The same holds for a reset of the pod. Any sequence number counts: the receiver's state
+//!   decides which numbers are valid (RFC 9293, section 3.5.3), and the agent does not know this state for certain.
 //!
-//! Whoever can send in a server's name can so stop the agent from reading a pod's connection. That is
-//! less than this sender can do anyway: pods that have asked believe it. Nothing is opened then, the
-//! frames go to the pod as ever, and the next connection is read again. To ignore such segments would
-//! open addresses that the pod chooses.
+//! So whoever can send in a server's name can stop the agent from reading a connection. Such a sender can do more
+//! anyway: pods that have asked believe it. Nothing is opened then, the frames go to the pod as before, and the next
+//! connection is read again. If the agent ignored such segments, the pod could choose addresses to open.
 //!
-//! All of this needs every segment of the server, and every reset. The agent is not told of those
-//! that it does not get: beyond the pod's share of the ring buffer, in IP fragments, or behind more
-//! extension headers than the program walks.
+//! All of this needs every segment and every reset of the server. Some do not reach the agent: those beyond the pod's
+//! share of the ring buffer, in IP fragments, or behind more extension headers than the program walks.
 //!
-//! An answer comes after its question. Their segments have the same order in the ring buffer,
-//! whichever CPUs they pass: the record of a packet is written before the packet goes on.
+//! An answer comes after its question. Their segments have this order in the ring buffer on whichever CPUs they pass:
+//! the program writes the record of a packet before the packet goes on.
 
 mod questions;
 mod stream;
@@ -124,7 +120,7 @@ impl Segment<'_> {
 }
 
 labels! {
-    /// What became of a segment or a connection.
+    /// The outcome of a segment or a connection.
     TcpEvent {
         /// A connection began: the pod's SYN was seen, and the server's SYN-ACK to it.
         Opened = "opened",
@@ -136,8 +132,8 @@ labels! {
         NotAsked = "not_asked",
         /// A question was forgotten: too many of the connection had no answer.
         QuestionForgotten = "question_forgotten",
-        /// A segment of the server acknowledges what the pod has not sent. Before the SYN-ACK, it was
-        /// ignored; after it, the connection was given up.
+        /// A segment of the server acknowledges bytes that the pod has not sent. Before the SYN-ACK, it was ignored;
+        /// after it, the connection was given up.
         NotSent = "not_sent",
         /// A message was too short for a DNS header, and skipped.
         Runt = "runt",
@@ -145,7 +141,7 @@ labels! {
         Duplicate = "duplicate",
         /// A segment came before one that precedes it; it was kept.
         Ahead = "ahead",
-        /// A segment lay too far ahead of what was read; it was ignored.
+        /// A segment lay too far ahead of the read bytes; it was ignored.
         OutOfWindow = "out_of_window",
         /// A segment of a connection that was given up, or whose beginning was not seen.
         NoBeginning = "no_beginning",
@@ -263,7 +259,7 @@ impl TcpReassembly {
         self.connections.bytes()
     }
 
-    /// What happened so far.
+    /// The counters.
     pub fn events(&self) -> &CounterVec<TcpEvent> {
         &self.events
     }
@@ -330,9 +326,9 @@ impl From<TcpEvent> for Over {
 struct Connection {
     /// How many packets of the interface had been left out when the connection began.
     left_out: u32,
-    /// What the pod sends.
+    /// The pod's stream.
     pod: Stream,
-    /// What the server sends, since its SYN-ACK.
+    /// The server's stream, since its SYN-ACK.
     server: Option<Stream>,
     /// The place in the pod's stream up to which the server has acknowledged.
     acknowledged: u64,
@@ -458,8 +454,8 @@ impl Connection {
         }
     }
 
-    /// A segment of the server acknowledges what the pod has not sent. Before the SYN-ACK it may
-    /// belong to an earlier connection of the same ports, and nothing of it is kept.
+    /// A segment of the server acknowledges bytes that the pod has not sent. Before the SYN-ACK it may belong to an
+    /// earlier connection of the same ports, and nothing of it is kept.
     fn not_sent(&self, events: &mut CounterVec<TcpEvent>) -> Result<Vec<Vec<u8>>, Over> {
         if self.server.is_some() {
             return Err(TcpEvent::NotSent.into());
@@ -468,13 +464,13 @@ impl Connection {
         Ok(Vec::new())
     }
 
-    /// Takes the server's SYN-ACK. One that comes again is the same, and comes before data: the server
-    /// repeats it until the pod has taken it (RFC 9293, section 3.10.7.4). After data, even the same
-    /// one belongs to another connection. A server with SYN cookies gives the same SYN the same
-    /// sequence number for a minute (`tcp_cookie_time` in Linux' include/net/tcp.h).
+    /// Takes the server's SYN-ACK. A repeated SYN-ACK has the same number, and comes before data: the server repeats
+    /// it until the pod has accepted it (RFC 9293, section 3.10.7.4). After data, even one with the same number
+    /// belongs to another connection: a server with SYN cookies gives the same SYN the same sequence number for a
+    /// minute (`tcp_cookie_time` in Linux' include/net/tcp.h).
     ///
-    /// A server with cookies may also answer a repeated SYN with another sequence number, and the pod
-    /// may have taken either. Such a connection is not read: the agent cannot know which.
+    /// A server with cookies may also answer a repeated SYN with another sequence number. The pod may have accepted
+    /// either, and the agent cannot know which. Such a connection is not read.
     fn accept(&mut self, initial: u32, events: &mut CounterVec<TcpEvent>) -> Result<(), TcpEvent> {
         match &self.server {
             None => {

@@ -30,7 +30,7 @@ pub(crate) struct Batch {
     pub(crate) at: Timestamp,
     /// How many comparisons with the switch have ended.
     pub(crate) comparisons: u32,
-    /// Whether a rule denies what the batch is for: then it goes before what waits for its pod.
+    /// Whether a rule denies the addresses of the batch: then it goes before the waiting changes of its pod.
     pub(crate) denies: bool,
     /// Whether the batch restores missing flows: OVN may have blocked connections meanwhile.
     pub(crate) ends_gap: bool,
@@ -81,7 +81,7 @@ impl Batch {
         }
     }
 
-    /// Adds what another answer has planned into the same batch.
+    /// Adds the changes of another answer for the same batch.
     pub(crate) fn add(&mut self, more: Self) {
         self.changes.extend(more.changes);
         self.marks.extend(more.marks);
@@ -182,7 +182,7 @@ impl Batch {
         self.at
     }
 
-    /// What the flows in the batch note.
+    /// How the flows in the batch come into the switch.
     pub(crate) fn written(&self) -> Written {
         self.written
     }
@@ -193,7 +193,7 @@ impl Batch {
         self.written_at
     }
 
-    /// Whether the batch will be sent although it is not known yet what is in the switch.
+    /// Whether the batch will be sent before the first comparison.
     pub(crate) fn is_before_comparison(&self) -> bool {
         self.id().is_some() && self.written_at == Timestamp::default()
     }

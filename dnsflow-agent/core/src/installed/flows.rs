@@ -1,4 +1,4 @@
-//! The flows of one target, an address or a group, and what the switch has reported about them.
+//! The flows of one target, an address or a group, and the switch's reports about them.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
@@ -217,7 +217,7 @@ impl Flows {
         self.with(key).is_some()
     }
 
-    /// What the flow with this key does, whatever the destination.
+    /// The match without the destination, and the actions, of the flow with this key.
     pub(crate) fn body(&self, key: &FlowKey) -> Option<&FlowBody> {
         self.with(key).map(|flow| &flow.template.body)
     }

@@ -96,7 +96,8 @@ impl Groups {
         self.mask.is_some()
     }
 
-    /// What flows of the port are planned from. `None` if it is not known yet whether and where its packets are marked.
+    /// The facts from which flows of the port are planned. `None` if it is not known yet whether and where its
+    /// packets are marked.
     pub(crate) fn facts<'a>(&self, facts: PortFacts<'a>) -> Option<PortFacts<'a>> {
         if self.are_on() && !self.interfaces.contains_key(&facts.port) {
             return Some(facts).filter(|facts| self.not_attached.contains(&facts.port));
@@ -165,8 +166,8 @@ impl Groups {
         Some(id)
     }
 
-    /// Whether the marks of an earlier run have no say in what the flows in this batch open: their numbers are known, and
-    /// those that stand for another plan now are removed.
+    /// Whether no mark of an earlier run can use the flows in this batch: their numbers are known, and marks whose
+    /// number stands for another plan now are removed.
     fn knows_marks(&self, batch: &Batch) -> bool {
         batch.id().is_none() || batch.comparisons > 0 && self.read_at.is_some()
     }
@@ -259,7 +260,7 @@ impl Groups {
         self.mask.map(|mask| id.mark(mask))
     }
 
-    /// What the flows of a group match in place of the destination.
+    /// The match of a group's flows in place of the destination.
     pub(crate) fn target(&self, id: GroupId) -> Option<Target> {
         self.mark(id).map(Target::Group)
     }

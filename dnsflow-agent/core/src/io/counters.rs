@@ -1,4 +1,4 @@
-//! What happened, counted: every answer and every loss.
+//! The counters: every answer and every loss.
 
 /// One number per thing that can happen. They only grow.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -56,6 +56,6 @@ pub struct Counters {
     pub flows_refused: u64,
     /// Connections that OVN had blocked in a gap of our flows and that were unblocked.
     pub connections_unblocked: u64,
-    /// Connections like that which could not be unblocked.
+    /// Such connections that could not be unblocked.
     pub connections_left_blocked: u64,
 }

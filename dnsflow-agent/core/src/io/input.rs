@@ -58,8 +58,8 @@ pub struct HeldFrame {
     pub gso_size: u16,
 }
 
-/// The addresses of a pod's port: those that OVN's port security lets the pod send from. Only what
-/// comes from them counts as asked.
+/// The addresses of a pod's port: those that OVN's port security lets the pod send from. Only questions from these
+/// addresses count.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct SourceAddresses {
     /// The Ethernet address; `None` stands for any.
@@ -143,7 +143,7 @@ pub struct LargeTable {
     pub table: &'static str,
     /// The limit.
     pub limit: String,
-    /// For what the table is read.
+    /// The purpose of the table.
     pub purpose: &'static str,
     /// How people bring the table below its limit, or do without it.
     pub remedy: &'static str,
@@ -213,7 +213,7 @@ pub enum Input {
         /// The reason, for people.
         reason: String,
     },
-    /// Somebody wants to know what the pods of a namespace ask for.
+    /// Somebody records the names that the pods of a namespace ask for.
     Record {
         /// The number that the recording gets.
         id: RecordingId,
@@ -333,8 +333,7 @@ pub enum FlowQuestion {
     Count(Vec<u32>),
 }
 
-/// What the switch replies to a [`FlowQuestion`]. The switch may refuse: then
-/// [`Input::QuestionRefused`] comes instead.
+/// The switch's reply to a [`FlowQuestion`]. If the switch refuses, [`Input::QuestionRefused`] comes instead.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum FlowReply {
     /// Flows of dnsflow, as many as came in one message.
@@ -381,7 +380,7 @@ pub struct FoundFlow {
 /// At most this many rows come back from [`Command::SampleLogicalFlows`].
 pub const LOGICAL_FLOW_SAMPLE_MAX: usize = 64;
 
-/// What the TC programs are to be attached to.
+/// The veths to which the TC programs are to be attached.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum AttachCommand {
     /// Attach the TC programs to this interface, and keep trying until [`AttachCommand::Detach`].
@@ -390,7 +389,7 @@ pub enum AttachCommand {
         interface: RowId,
         /// The host side of the veth.
         name: String,
-        /// Whether Open vSwitch is to limit what the pod sends.
+        /// Whether Open vSwitch is to limit the pod's traffic.
         policed: bool,
         /// The addresses from which the pod's questions count.
         sources: SourceAddresses,
@@ -472,7 +471,7 @@ pub enum Command {
         /// `atomic`.
         count: Vec<u32>,
     },
-    /// Change marks, at once and in this order: what comes behind in the list of commands relies on it. Answer with
+    /// Change marks, at once and in this order: later commands of the list rely on it. Answer with
     /// [`Input::MarksRefused`] if the kernel does not set some of them.
     Mark(Vec<MarkChange>),
     /// Read all marks; answer with [`Input::Marks`], always. A command that comes while an earlier one is carried

@@ -19,13 +19,13 @@ pub(crate) struct Output {
     now: Timestamp,
     /// The commands, in the order in which they are to be carried out.
     pub(crate) commands: Vec<Command>,
-    /// What is to be told.
+    /// The reports to give out.
     pub(crate) reports: Vec<Report>,
-    /// What happened so far.
+    /// The counters so far.
     pub(crate) counters: Counters,
-    /// What was reported of each pod's answers.
+    /// The budget of reports about each pod's answers.
     pods: HashMap<PortId, Account>,
-    /// What was reported of flows that the switch refuses. A batch may have flows of several pods.
+    /// The budget of reports about refused flows. A batch may have flows of several pods.
     refused_flows: Account,
 }
 

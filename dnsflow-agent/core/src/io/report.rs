@@ -23,7 +23,7 @@ pub struct Denied {
     pub namespace: String,
     /// The logical port of the pod.
     pub port: String,
-    /// What the pod has tried.
+    /// The attempt.
     pub attempt: Attempt,
     /// The names that the pod was told the address for, the newest first.
     pub names: Vec<ToldName>,
@@ -35,7 +35,7 @@ pub struct Denied {
     pub rule_text: String,
     /// The reason in words, as far as the rule does not say it.
     pub text: String,
-    /// What would allow it.
+    /// The change that would allow it.
     pub remedy: Option<String>,
     /// Whether a rule by name may let the connection pass all the same: ovn-kubernetes resolves the names
     /// of rules as well.
@@ -69,7 +69,7 @@ impl fmt::Display for ToldName {
 }
 
 impl Denied {
-    /// What lets the connection pass all the same, where that is not known.
+    /// Why the connection may pass all the same, if that is not known.
     pub fn unless(&self) -> Option<&'static str> {
         let unless = "passes all the same if ovn-kubernetes has resolved the address itself";
         self.unless_resolved.then_some(unless)
@@ -96,7 +96,7 @@ impl fmt::Display for Denied {
     }
 }
 
-/// What a problem means for its rule.
+/// The effect of a problem on its rule.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Severity {
     /// The usual short wait for OVN.
@@ -248,7 +248,7 @@ pub enum Report {
     Problems {
         /// Its namespace.
         namespace: String,
-        /// By rule index: the problem, and what the problem means for the rule.
+        /// By rule index: the problem, and its effect on the rule.
         problems: BTreeMap<u32, (String, Severity)>,
         /// The rules whose problem was not reported before, also not for another index.
         news: BTreeSet<u32>,

@@ -68,7 +68,7 @@ pub(crate) fn of_ports(transports: &[Transport]) -> String {
     format!(" && ({})", ports.join(" || "))
 }
 
-/// A match that cannot be read: what was expected, and where.
+/// A match that cannot be read, with the expected text and its place.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, thiserror::Error)]
 #[error("expected {expected} at `{rest}`")]
 pub struct AclMatchError {

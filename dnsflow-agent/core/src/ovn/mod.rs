@@ -1,4 +1,4 @@
-//! What OVN says about an EgressFirewall rule: database rows, and the ACL templates read from them.
+//! OVN's data about an EgressFirewall rule: database rows, and the ACL templates read from them.
 
 pub mod acl;
 pub mod hash;

@@ -215,7 +215,7 @@ pub struct LogicalFlow {
     pub stage_hint: Option<u32>,
 }
 
-/// What changed in the NB database, in one transaction.
+/// The changes of one transaction in the NB database.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct NbUpdate {
     /// The first update of a connection: rows that it does not name no longer exist.
@@ -230,7 +230,7 @@ pub struct NbUpdate {
     pub load_balancers: Changes<LoadBalancer>,
 }
 
-/// What changed in the SB database, in one transaction.
+/// The changes of one transaction in the SB database.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct SbUpdate {
     /// The first update of a connection: rows that it does not name no longer exist.
@@ -281,7 +281,7 @@ impl Interface {
     }
 }
 
-/// What changed in the local Open_vSwitch database, in one transaction.
+/// The changes of one transaction in the local Open_vSwitch database.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct InterfaceUpdate {
     /// The first update of a connection: rows that it does not name no longer exist.

@@ -1,11 +1,10 @@
 //! Reads a logical flow of an ACL as a template for our own flows.
 //!
-//! The match of such a row is a sequence of register tests, followed by the ACL's match in
-//! parentheses (the ACL's match at the time when ovn-northd made the row), or the ACL's match
-//! alone. The actions are register loads, perhaps a `log`, a `ct_commit`, and `next`. Logical
-//! register N is OpenFlow register N (`ovn-architecture(7)`; `REGn` in OVN's
-//! `lib/logical-fields.c`). All other actions are copied from what ovn-controller made of the same
-//! text. Nothing is guessed.
+//! The match of such a row is a sequence of register tests with the ACL's match in parentheses behind it, or the
+//! ACL's match alone. This is the ACL's match from the time at which ovn-northd made the row. The actions are
+//! register loads, perhaps a `log`, a `ct_commit`, and `next`. Logical register N is OpenFlow register N
+//! (`ovn-architecture(7)`; `REGn` in OVN's `lib/logical-fields.c`). All other actions are copied from
+//! ovn-controller's flows of the same text. Nothing is guessed.
 
 use std::collections::BTreeMap;
 
@@ -32,9 +31,8 @@ pub struct AclTemplate {
 pub enum ActionTemplate {
     /// Built from steps that are understood.
     Build(Vec<Step>),
-    /// Copied from what ovn-controller made of the same text in the same stage: `log` needs a
-    /// number that only ovn-controller gives to its meter, and `ct_commit` is compiled differently
-    /// from release to release.
+    /// Copied from ovn-controller's flow of the same text in the same stage: `log` needs a number that only
+    /// ovn-controller gives to its meter, and `ct_commit` is compiled differently from release to release.
     Copy {
         /// The text and its stage.
         source: ActionText,

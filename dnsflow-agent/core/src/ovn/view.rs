@@ -174,8 +174,8 @@ pub enum Concerned {
     Namespace(String),
 }
 
-/// Networks of pods: those of the switches, and those that ovn-kubernetes leaves out of every rule by CIDR. What belongs
-/// to a user-defined network is its pods' own matter: whoever may make such a network chooses its addresses.
+/// Networks of pods: those of the switches, and those that ovn-kubernetes leaves out of every rule by CIDR. A
+/// user-defined network concerns its own pods alone: whoever may make such a network chooses its addresses.
 pub type PodNetworks = BTreeMap<Concerned, BTreeSet<IpNet>>;
 
 /// Whose an address is inside of the cluster.
@@ -189,7 +189,7 @@ pub struct Owners {
     pub is_node: bool,
 }
 
-/// What has changed of that which leads into the cluster itself.
+/// The changes of the cluster's own networks and addresses.
 #[derive(Debug)]
 pub struct ClusterChanges<Addresses> {
     /// All networks of pods, if they may be others.
@@ -273,7 +273,7 @@ impl Touched {
     }
 }
 
-/// An ACL of an EgressFirewall, and what OVN makes of it.
+/// An ACL of an EgressFirewall, and its logical flows.
 #[derive(Clone, Debug)]
 pub struct AclRow<'a> {
     /// The ACL.
@@ -463,7 +463,7 @@ impl OvnView {
         }
     }
 
-    /// What may have changed since the last call of the networks and addresses of the cluster itself.
+    /// The possible changes of the cluster's own networks and addresses since the last call.
     pub fn take_cluster_changes(
         &mut self,
     ) -> Option<ClusterChanges<impl Iterator<Item = (IpAddr, Owners)>>> {

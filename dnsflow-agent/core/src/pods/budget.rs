@@ -1,10 +1,9 @@
-//! What one pod's answers may change in the switch and in the kernel: so much each second, so much at once.
+//! How much the answers to one pod may change in the switch and in the kernel, for each second and at once.
 //!
-//! Whoever answers for a name decides how many addresses a pod is told. Each one that a rule allows is written into
-//! the switch, which follows the flows of all pods on one thread, or gets a mark in the kernel, which costs the agent
-//! alone, and far less. So a pod has a budget of its own; the node's budget stands behind those of the pods, and what
-//! runs out of it is lost to the pods that have used more than half of their own. Why an
-//! answer over budget is not opened later instead: `docs/decisions/budgets.md`.
+//! The name server decides how many addresses it returns to a pod. Each allowed address is written into the switch,
+//! which takes the flows of all pods on one thread; or it gets a mark in the kernel, which costs the agent alone, and
+//! far less. So a pod has a budget of its own. If the node's budget is used up, only pods with half of their own left
+//! go on. `docs/decisions/budgets.md` has the reason why an answer over budget is not opened later.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,7 +22,7 @@ use crate::{
     },
 };
 
-/// What an answer has changed.
+/// The changes by an answer.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Changes {
     /// Flows in the switch.
@@ -33,7 +32,7 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// What has come to these changes since they were `before`.
+    /// The changes since `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             flows: self.flows.saturating_sub(before.flows),
@@ -48,7 +47,7 @@ impl Changes {
     }
 }
 
-/// What the answers to each port have changed in the switch.
+/// The budgets for changes by the answers to each port.
 #[derive(Debug)]
 pub(crate) struct FlowBudget {
     of_port: Rate,
@@ -99,8 +98,8 @@ impl FlowBudget {
         }
     }
 
-    /// The same where a rule denies: whatever is left, that is done, so that the node's rate is not charged. Else what is
-    /// denied to one pod would be lost to others.
+    /// The same where a rule denies. These changes are made whatever is left, so the node's budget is not charged.
+    /// Otherwise denials of one pod would use up the budget of others.
     pub(crate) fn spend_denied(&mut self, port: PortId, changes: Changes, now: Timestamp) {
         if changes != Changes::default() {
             let spent = &mut self.ports.entry(port).or_default().changed;

@@ -1,12 +1,12 @@
-//! The name filter of the kernel: for each interface of a pod, the names that the rules of its
-//! namespace mention. Answers for other names stay in the kernel.
+//! The name filter of the kernel: for each interface of a pod, the names in the rules of its namespace. Answers for
+//! other names stay in the kernel.
 //!
-//! The names come from the EgressFirewall as it is written, also before OVN enforces it. An
-//! interface whose namespace is not known has no filter.
+//! The names come from the EgressFirewall as written, also before OVN enforces it. An interface without a known
+//! namespace has no filter.
 //!
-//! The interfaces of pods behind an EgressFirewall are watched as well: the kernel tells where their pods
-//! try to connect to. At the interfaces of pods whose names are recorded, all answers leave the kernel; what
-//! no rule mentions is deferred there all the same.
+//! The interfaces of pods behind an EgressFirewall are watched as well: the kernel reports the destinations of their
+//! connections. At the interfaces of pods whose names are recorded, all answers leave the kernel; unmentioned ones
+//! are also deferred there.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

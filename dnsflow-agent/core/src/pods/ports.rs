@@ -31,7 +31,7 @@ const NOT_ATTACHED_FOR: Duration = Duration::from_secs(5);
 pub(crate) struct Port {
     /// The `Interface` row.
     pub(crate) interface: RowId,
-    /// What the row says.
+    /// The content of the row.
     pub(crate) row: Interface,
     /// The interface index of the veth's host side, once the veth was found.
     pub(crate) ifindex: Option<u32>,

@@ -1,4 +1,4 @@
-//! What the pods of a namespace ask for, while somebody wants to know (`dnsflow learn`).
+//! The names that the pods of a namespace ask for, while somebody records them (`dnsflow learn`).
 //!
 //! Nothing is remembered of a name that no rule mentions. A recording is the exception: of one namespace,
 //! for a time, and up to a number of names. Meanwhile the kernel hands over every answer to the

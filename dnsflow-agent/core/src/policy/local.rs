@@ -1,7 +1,7 @@
 //! The rules of a namespace with pods here: those that OVN enforces, and those of its EgressFirewalls that OVN does not
 //! enforce yet.
 //!
-//! What is known of the latter is of the EgressFirewalls that were last compared ([`Local::compare`]).
+//! The latter are those of the last comparison ([`Local::compare`]).
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -50,7 +50,7 @@ impl Local {
         }
     }
 
-    /// What is wrong, by rule index.
+    /// The problems, by rule index.
     pub(super) fn problems(&self) -> impl Iterator<Item = (u32, &Problem)> {
         let others = &self.other_problems;
         let problems = self.pairing.rules().problems.iter();
@@ -132,7 +132,7 @@ impl Local {
         self.pairing.mentioned().chain(self.other_names.keys())
     }
 
-    /// Finds what is wrong with the rules that OVN does not enforce. Returns whether that is news.
+    /// Finds the problems of the rules that OVN does not enforce. Returns whether they have changed.
     pub(super) fn judge_latest(
         &mut self,
         latest: &Firewall,

@@ -115,7 +115,7 @@ impl Policy {
         ])
     }
 
-    /// Asks the switch again what is due, if there is a connection.
+    /// Asks the switch the due questions again, if there is a connection.
     pub(crate) fn timeout(&mut self, switch_is_up: bool, out: &mut Output) {
         let now = out.now();
         if self.copy_at.take_if(|at| *at <= now).is_some() && switch_is_up {

@@ -15,7 +15,7 @@ use crate::{
 /// The wait before asking again, when nothing was found.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// What to do next to find the base.
+/// The next step to find the base.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Question {
     /// Read some logical flows of this stage.

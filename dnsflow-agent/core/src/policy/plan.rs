@@ -126,7 +126,7 @@ fn tag(actions: &[Action]) -> u32 {
     hash
 }
 
-/// What the flows of a port are planned from.
+/// The facts from which the flows of a port are planned.
 #[derive(Clone, Copy, Debug)]
 pub struct PortFacts<'a> {
     /// The port.
@@ -269,12 +269,11 @@ pub(crate) struct Fitting {
     pub(crate) closing: MatchedRules,
 }
 
-/// Which of these rules have flows for an address of this family, where the port has these addresses; `None` if all of
-/// them have.
+/// The rules that have flows for an address of this family, if the port has these addresses; `None` if all have.
 ///
-/// Whoever owns the name of a rule can let the name lead to the address of another. So the names of the rules share the
-/// room in equal parts; what a name does not need, the others share. A rule that fits into the part of its name has its
-/// flows. In what is then left, the other rules have theirs in their order.
+/// The owner of one rule's name can let the name lead to the address of another. So the names of the rules share the
+/// room in equal parts. A name that needs less leaves the rest to the others. A rule that fits into the part of its
+/// name has its flows. The other rules have theirs in the remaining room, in their order.
 pub(crate) fn fitting(
     sets: &[&RuleSet],
     addresses: &[IpAddr],

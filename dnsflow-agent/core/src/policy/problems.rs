@@ -1,7 +1,7 @@
-//! What is wrong with EgressFirewalls, and what of it was reported.
+//! The problems of EgressFirewalls, and those that were reported.
 //!
-//! What is wrong in a namespace with pods here is asked of its rules (`local.rs`). [`Problems`] has the rest, and tells of
-//! a namespace only what differs from its last report.
+//! The rules of a namespace with pods here have its problems (`local.rs`). [`Problems`] has all others. It reports
+//! only differences from the last report of a namespace.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -13,7 +13,7 @@ type ByIndex = BTreeMap<u32, Problem>;
 /// The problems of namespaces without pods here, and reports.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
-    /// By namespace, what is wrong with the rules. Only the resource is looked at.
+    /// By namespace, the problems of the rules, by the resource alone.
     elsewhere: BTreeMap<String, ByIndex>,
     /// The namespaces whose problems may have changed since the last report.
     changed: BTreeSet<String>,

@@ -88,7 +88,7 @@ pub const OVN_KUBERNETES_NETWORKS: &[IpNet] = &[
     v6([0xfd99, 0, 0, 0, 0, 0, 0, 0], 64),
 ];
 
-/// The metadata services of clouds, and services that trust what comes from within a machine.
+/// The metadata services of clouds, and services that trust packets from within a machine.
 const METADATA: &[IpNet] = &[
     // Most of them: Amazon, Google, Azure, OpenStack.
     v4([169, 254, 169, 254], 32),
@@ -285,7 +285,7 @@ impl ChangedNetworks<'_> {
     }
 }
 
-/// What `--deny-answers` names.
+/// A network of `--deny-answers`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum DeniedNetwork {
     /// A network.
@@ -557,7 +557,7 @@ pub(crate) struct RefusedAddresses {
     overridden: BTreeMap<IpNet, BTreeSet<&'static str>>,
     /// The Services at each address that more than one of them has.
     shared: BTreeMap<IpAddr, BTreeSet<String>>,
-    /// What else answers at the address of a trusted DNS server, as it was reported.
+    /// Other networks and Services at the address of a trusted DNS server, as reported.
     covered: BTreeMap<Resolver, BTreeSet<String>>,
     /// How many addresses were learned, looked up in the cache, or checked.
     #[cfg(test)]
@@ -565,7 +565,7 @@ pub(crate) struct RefusedAddresses {
 }
 
 impl RefusedAddresses {
-    /// Nothing was refused yet. Reports what `--allow-answers` opens.
+    /// Nothing was refused yet. Reports the networks that `--allow-answers` opens.
     pub(crate) fn new(refusals: Refusals, out: &mut Output) -> Self {
         let mut refused = Self {
             refusals,
@@ -681,7 +681,7 @@ impl RefusedAddresses {
         recheck
     }
 
-    /// Reports what `--allow-answers` opens, if these addresses may change that.
+    /// Reports the networks that `--allow-answers` opens, if these addresses may change them.
     fn changed(&mut self, recheck: &Recheck, out: &mut Output) {
         let mut addresses = recheck.addresses.iter();
         if !recheck.networks.is_empty() || addresses.any(|address| self.refusals.allows(*address)) {
@@ -703,7 +703,7 @@ impl RefusedAddresses {
         inner.any(|inner| addresses.contains(&inner))
     }
 
-    /// Reports what `--allow-answers` opens, if that has changed.
+    /// Reports the networks that `--allow-answers` opens, if they have changed.
     fn tell_overridden(&mut self, out: &mut Output) {
         let mut overridden = self.refusals.overridden();
         overridden.retain(|_, reasons| !reasons.is_empty());

@@ -1,11 +1,10 @@
-//! The rules of one namespace as OVN enforces them now: pairs each logical flow for a DNS name with
-//! the EgressFirewall's rule that OVN made it from.
+//! The rules of one namespace as OVN enforces them now. Each logical flow for a DNS name is paired with the
+//! EgressFirewall's rule behind it.
 //!
-//! Content decides which rule a logical flow belongs to, not the index. ovn-kubernetes edits ACL
-//! rows in place: an index stands for another rule as soon as a rule is inserted, and ovn-northd
-//! follows a little later. The hash in the name of the address set, in the logical flow itself,
-//! says for which name the logical flow is at this moment. While the resource has already changed
-//! and OVN has not, the flows of a name therefore stay where OVN still enforces the rule, and move
+//! The content of a logical flow decides which rule it belongs to, not the index. ovn-kubernetes edits ACL rows in
+//! place: an index stands for another rule as soon as a rule is inserted, and ovn-northd follows a little later. The
+//! logical flow itself has the name of the address set, and this name has the hash of the DNS name. While the
+//! resource has changed and OVN has not, the flows of a DNS name stay where OVN still enforces the rule. They move
 //! together with OVN's.
 
 pub(crate) mod pairing;
@@ -89,11 +88,11 @@ pub struct ActiveRule {
     pub templates: Vec<Arc<AclTemplate>>,
 }
 
-/// What a rule says, wherever it stands: its name without a wildcard, which names it matches, and its action.
+/// A rule without its place: its name without a wildcard, its pattern, and its action.
 pub type RuleText = (DomainName, NamePattern, RuleAction);
 
 impl ActiveRule {
-    /// What the rule says.
+    /// The rule without its place.
     pub(crate) fn text(&self) -> RuleText {
         (self.name.name().clone(), self.pattern, self.action)
     }
@@ -168,7 +167,7 @@ pub(crate) enum ChangedRules {
 }
 
 impl ChangedRules {
-    /// Adds what else has changed.
+    /// Adds further changes.
     pub(crate) fn add(&mut self, other: Self) {
         match (&mut *self, other) {
             (Self::Of(names), Self::Of(mut others)) => names.append(&mut others),
@@ -351,7 +350,7 @@ fn release<Key: Ord>(counts: &mut BTreeMap<Key, usize>, key: &Key) {
     }
 }
 
-/// What keeps a rule from working, or what people should know about the rule.
+/// A problem or a limitation of a rule.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub enum Problem {
     /// The resource's rule cannot be used.
@@ -383,14 +382,14 @@ pub enum Problem {
 pub struct NotTakenOver {
     /// Whether OVN enforces the EgressFirewall before this one; if not, OVN enforces none.
     pub has_older: bool,
-    /// What ovn-kubernetes says in its status.
+    /// The message of ovn-kubernetes in the status.
     pub refusal: Option<String>,
     /// A name that ovn-kubernetes refuses without `--enable-dns-name-resolver`.
     pub wildcard: Option<DnsName>,
 }
 
 impl Problem {
-    /// What the problem means for the rule.
+    /// The effect of the problem on the rule.
     pub fn severity(&self) -> Severity {
         match self {
             Self::NoAcl(_) | Self::NoLogicalFlows(_) => Severity::Waiting,
@@ -476,12 +475,12 @@ impl fmt::Display for NotTakenOver {
     }
 }
 
-/// The rules of a namespace that OVN enforces, and what is wrong.
+/// The rules of a namespace that OVN enforces, and the problems.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct NamespaceRules {
     /// The usable rules, by the NB name of their port group.
     pub sets: BTreeMap<String, RuleSet>,
-    /// What is wrong, by rule index.
+    /// The problems, by rule index.
     pub problems: BTreeMap<u32, Problem>,
 }
 
@@ -489,7 +488,7 @@ pub struct NamespaceRules {
 /// (`OVN_ACL_PRI_OFFSET` in OVN's `northd/northd.h`).
 pub const ACL_PRIORITY_OFFSET: u16 = 1000;
 
-/// What is wrong with a rule, or what people should know about it, by what the resource says alone.
+/// The problem or limitation of a rule, by the resource alone.
 pub(crate) fn problem_of_resource(rule: &Rule) -> Option<Problem> {
     match (rule.action, &rule.destination) {
         (_, Destination::Invalid(reason)) => Some(Problem::Invalid(reason.clone())),
@@ -506,8 +505,7 @@ pub(crate) fn problems_of_resource(firewall: &Firewall) -> BTreeMap<u32, Problem
         .collect()
 }
 
-/// What does not work yet, because the actions of a template are to be copied and no flow to copy
-/// from is known.
+/// The problem of a rule whose template needs copied actions, while no flow with these actions is known.
 fn to_copy(
     template: &AclTemplate,
     name: &DnsName,

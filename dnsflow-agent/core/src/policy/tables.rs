@@ -1,6 +1,6 @@
 //! Where OVN's pipeline is in the switch: its first table, and the table in which marks end.
 //!
-//! [`Tables`] keeps what it has found in force until the switch says something else.
+//! [`Tables`] keeps the tables that it has found until the switch reports others.
 
 use crate::{
     Command, Timestamp,
@@ -89,7 +89,7 @@ impl Tables {
         self.first.deadline().into_iter().chain(end).min()
     }
 
-    /// Asks the switch again what is due.
+    /// Asks the switch the due questions again.
     pub(super) fn retry(&mut self, stage: Option<Stage>, out: &mut Output) {
         let now = out.now();
         let question = stage.and_then(|stage| self.first.retry(stage, now));

@@ -1,18 +1,16 @@
 //! When to search for connections that OVN has blocked while a flow of ours was missing.
 //!
-//! A packet of an established connection that meets a Deny of OVN's makes OVN mark the connection:
-//! bit 0 of the mark in the pod's conntrack zone (`ct_mark.blocked`, `OVN_CT_BLOCKED_BIT` in OVN's
-//! include/ovn/logical-fields.h; ovn-northd's `consider_acl` writes it). From then on OVN drops the
-//! replies of the connection (`build_acls` in northd/northd.c: `ct.est && ct.rpl &&
-//! ct_mark.blocked == 1`), and only an allowed packet of the pod takes the mark off. A pod that
-//! only receives sends no such packet, so the connection hangs after our flows are back.
+//! If a packet of an established connection meets a Deny of OVN's, OVN marks the connection: bit 0 of the mark in the
+//! pod's conntrack zone (`ct_mark.blocked`, `OVN_CT_BLOCKED_BIT` in OVN's include/ovn/logical-fields.h; ovn-northd's
+//! `consider_acl` writes it). From then on OVN drops the replies of the connection (`build_acls` in northd/northd.c:
+//! `ct.est && ct.rpl && ct_mark.blocked == 1`). Only an allowed packet of the pod clears the mark. A pod that only
+//! receives sends no such packet, so its connection hangs even after our flows are restored.
 //!
-//! The engine therefore searches for marked connections each time that it has restored flows which
-//! open an address, once the switch has confirmed them. A new address never brings about a search, so
-//! an answer costs nothing here.
+//! So the engine searches for marked connections each time that the switch has confirmed restored flows that open an
+//! address. A new address never causes a search, so answers do not pay for it.
 //!
-//! There are at least two searches. A megaflow from the gap can mark connections until Open vSwitch's
-//! revalidators have replaced it, and nothing says when they have done so.
+//! There are at least two searches. A megaflow from the gap can mark connections until Open vSwitch's revalidators
+//! have replaced it, and nothing reports that time.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -66,7 +64,7 @@ impl BlockedSearches {
         self.plan(at + FIRST_SEARCH_DELAY);
     }
 
-    /// The connection to the switch is lost. The next comparison writes what is missing.
+    /// The connection to the switch is lost. The next comparison writes the missing flows.
     pub fn disconnected(&mut self) {
         self.batches.clear();
     }

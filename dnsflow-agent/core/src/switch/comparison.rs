@@ -1,4 +1,4 @@
-//! What is in the switch: the comparison with the cache, and flows that come and go.
+//! The flows in the switch: their comparison with the cache, and flows that come and go.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 

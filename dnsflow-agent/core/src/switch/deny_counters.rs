@@ -1,18 +1,16 @@
-//! Whether packets were denied lately, judged by the packet counters of the flows that deny.
+//! Whether packets were denied lately, by the packet counters of the flows that deny.
 //!
-//! A flow that the switch has confirmed decides over packets that no megaflow covers. A megaflow
-//! that drops, made for the address or for a neighbour of the address, can still drop the packet.
-//! Such a megaflow exists only if packets of the pod were denied lately. Open vSwitch credits the
-//! packet that makes a megaflow to the flows that decided over the packet, before the megaflow is
-//! there (`upcall_xlate` in its ofproto/ofproto-dpif-upcall.c). Its revalidators credit the packets
-//! that the megaflow drops later, every half a second. A megaflow that drops nothing goes after ten
-//! seconds. If the counters, read after the change, have stood still for longer than both times
-//! together, no such megaflow can exist.
+//! A confirmed flow decides over packets that no megaflow covers. A megaflow that drops, for the address or for a
+//! neighbour of it, can still drop the packet. Such a megaflow exists only if packets of the pod were denied lately.
+//! Open vSwitch credits the packet that makes a megaflow to the deciding flows before the megaflow exists
+//! (`upcall_xlate` in its ofproto/ofproto-dpif-upcall.c). Its revalidators credit later dropped packets every half a
+//! second. A megaflow that drops nothing is removed after ten seconds. If the counters, read after the change, have
+//! not moved for longer than both times together, no such megaflow can exist.
 //!
-//! A gap in the readings is never taken for quiet: if a reading was lost, the counter is unknown.
+//! A lost reading is never taken for quiet: the counter is unknown then.
 //!
-//! One case is left: the first packet in all that time is denied in the same microseconds in which
-//! the new flow is written.
+//! One case is left: the first packet in all that time is denied in the same microseconds in which the new flow is
+//! written.
 
 use std::collections::{BTreeMap, BTreeSet};
 

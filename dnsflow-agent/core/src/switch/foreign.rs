@@ -62,7 +62,7 @@ impl ForeignFlows {
         self.0.remove(key).is_some()
     }
 
-    /// Takes out of the changes what would overwrite flows of others.
+    /// Removes the changes that would overwrite flows of others.
     pub(super) fn leave(&mut self, changes: &mut Vec<FlowChange>, out: &mut Output) {
         if self.0.is_empty() {
             return;

@@ -1,14 +1,12 @@
-//! Holds answers that were taken off the wire, until the switch lets the pod reach the addresses in
-//! them.
+//! Holds answers until the switch lets the pod reach their addresses.
 //!
-//! Every frame leaves exactly once: as soon as its wait is over, and at the latest
-//! [`HoldLimits::longest`] after its capture. Frames of one TCP connection leave in the order in
-//! which they came. A frame can therefore wait for earlier frames, but never makes earlier frames
-//! wait. No frame is dropped: if there is no room, the queue does not take the frame, and the
-//! caller releases it.
+//! Every frame leaves exactly once: as soon as its wait is over, and at the latest [`HoldLimits::longest`] after its
+//! capture. Frames of one TCP connection leave in the order of their arrival. So a frame can wait for earlier frames,
+//! but never makes earlier frames wait. No frame is dropped: if there is no room, the queue does not take the frame,
+//! and the caller releases it.
 //!
-//! Only the first frame of each connection is examined. A frame costs a few look-ups in balanced
-//! trees, however many frames there are.
+//! Only the first frame of each connection is examined. A frame costs a few look-ups in balanced trees, however many
+//! frames there are.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -60,7 +58,8 @@ impl Default for HoldLimits {
     }
 }
 
-/// What a frame waits for. The default is nothing: the frame leaves at once, behind the frames of its connection.
+/// The conditions for which a frame waits. By default there is none: the frame leaves at once, behind the frames of
+/// its connection.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Wait {
     /// All of these batches of changes ([`HoldQueue::waits_over`]). They take effect in any order.
@@ -86,7 +85,7 @@ impl Wait {
         }
     }
 
-    /// Waits for what `other` waits for, too.
+    /// Waits for the conditions of `other`, too.
     pub fn and(mut self, other: Self) -> Self {
         self.batches.extend(other.batches);
         self.comparison |= other.comparison;
@@ -105,7 +104,7 @@ impl Wait {
 pub struct Full;
 
 labels! {
-    /// What became of a frame.
+    /// The outcome of a frame.
     HoldEvent {
         /// The frame was held.
         Held = "held",
@@ -125,7 +124,7 @@ labels! {
 #[derive(Debug)]
 struct Held {
     frame: HeldFrame,
-    /// Without what is over.
+    /// The conditions that are still open.
     wait: Wait,
     /// Whether it had to wait for anything but the frames before it.
     has_waited: bool,
@@ -156,7 +155,7 @@ impl Held {
 /// The number of a frame, in the order in which the frames came.
 type Number = u64;
 
-/// What is held for one interface.
+/// The held frames of one interface.
 #[derive(Clone, Copy, Debug, Default)]
 struct OfInterface {
     frames: usize,
@@ -283,7 +282,7 @@ impl HoldQueue {
         }
     }
 
-    /// The comparison has ended: what has waited for it waits for these batches, which bring the flows that were missing.
+    /// The comparison has ended: frames that waited for it wait for these batches, which bring the missing flows.
     pub fn compared(&mut self, batches: &BTreeSet<BatchId>, now: Timestamp) {
         for number in std::mem::take(&mut self.comparison) {
             let waiting = batches.iter().map(|batch| (*batch, number));
@@ -367,7 +366,7 @@ impl HoldQueue {
         self.bytes
     }
 
-    /// What happened so far.
+    /// The counters.
     pub fn events(&self) -> &CounterVec<HoldEvent> {
         &self.events
     }
@@ -407,7 +406,7 @@ impl HoldQueue {
         waiting.into_iter().map(|(_, number)| number).collect()
     }
 
-    /// Changes what a frame waits for.
+    /// Changes the conditions for which a frame waits.
     fn change_wait(&mut self, number: Number, now: Timestamp, change: impl FnOnce(&mut Wait)) {
         self.change(number, |held| {
             change(&mut held.wait);

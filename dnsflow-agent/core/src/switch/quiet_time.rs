@@ -1,5 +1,5 @@
-//! Which flows of OVN's deny in each namespace, and what they have counted. The counters decide
-//! whether answers that wait for new flows can go back without waiting for revalidation.
+//! The flows of OVN's that deny in each namespace, and their packet counters. The counters decide whether answers
+//! that wait for new flows can go back without waiting for revalidation.
 //!
 //! Only the flows of the EgressFirewall's ACLs matter. A packet that another stage drops never
 //! reached the stage of our flows. If a flow of ours drops, answers always wait for revalidation.
@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// What is known about denied packets.
+/// The knowledge about denied packets.
 #[derive(Debug)]
 pub(crate) struct QuietTime {
     namespaces: BTreeMap<String, Namespace>,
@@ -52,7 +52,7 @@ struct Namespace {
     since: Timestamp,
 }
 
-/// What is known about the wait of a batch's answers before the batch is sent.
+/// The wait of a batch's answers, as far as it is known before the batch is sent.
 #[derive(Debug, Eq, PartialEq)]
 enum Outlook {
     /// The answers have to wait.

@@ -1,15 +1,13 @@
-//! Waits for the switch's datapath to follow new flows.
+//! Waits until the switch's datapath follows new flows.
 //!
-//! A flow that the switch has confirmed decides over packets that no megaflow covers. A megaflow
-//! that drops, made before for the same address or for a neighbour of the address, stays until a
-//! revalidator of ovs-vswitchd has looked at the megaflow again. Until then the first packet of the
-//! pod can still be dropped.
+//! A confirmed flow decides over packets that no megaflow covers. An older megaflow that drops, for the same address
+//! or for a neighbour of it, stays until a revalidator of ovs-vswitchd has checked it again. Until then the first
+//! packet of the pod can still be dropped.
 //!
-//! So the datapath is asked: is there a megaflow that drops packets on one of these paths? If there
-//! is none, the wait is over. If there is one, the datapath is asked again a little later: a loaded
-//! machine can take far longer than any estimate. A megaflow that stays, because another rule denies
-//! part of the path (another port, for example), costs nine tenths of the time for which frames may be
-//! held. Where the datapath cannot be asked, an estimate of the revalidators' time ends the wait.
+//! So the agent asks the datapath for megaflows that drop packets on one of these paths. If there is none, the wait
+//! is over. If there is one, the agent asks again a little later: a loaded machine can take far longer than any
+//! estimate. A megaflow stays if another rule denies part of the path (another port, for example). It then costs nine
+//! tenths of the longest hold. If the datapath cannot be asked, an estimate of the revalidators' time ends the wait.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +25,7 @@ use crate::{
 };
 
 labels! {
-    /// What ended the wait of answers for a batch.
+    /// The reason for which the answers' wait for a batch ended.
     RevalidationEvent {
         /// No megaflow drops on its paths.
         Clear = "clear",
@@ -234,7 +232,7 @@ impl Revalidation {
         [until, self.look_at()].into_iter().flatten().min()
     }
 
-    /// Counts of what ended the waits of frames.
+    /// The reasons for which frames' waits ended, counted.
     pub fn events(&self) -> &CounterVec<RevalidationEvent> {
         &self.events
     }

@@ -1,14 +1,14 @@
-//! Changes of flows that wait in the agent, on their way to the switch.
+//! Changes of flows that wait in the agent before they go to the switch.
 //!
-//! ovs-vswitchd takes the changes of all pods one after the other. If those of one pod went there as fast as they come,
-//! what opens an address for another pod would stand behind thousands. So a pod has few changes under way at a time: the
-//! others wait in its queue ([`queues`]). Addresses of a pod may also end together, and a pod may go: flows that only end
-//! wait in one set for the whole node, and go in parts ([`removals`]). The changes of other pods go past.
+//! ovs-vswitchd takes the changes of all pods one after the other. If all changes of one pod went there at once, the
+//! openings of another pod would wait behind thousands. So each pod has few changes under way at a time, and its
+//! other changes wait in its queue ([`queues`]). Addresses of a pod may also end together, and a pod may go. So
+//! removals wait in one set for the whole node, and go in parts ([`removals`]). The changes of other pods go past.
 //!
-//! One change waits for each flow, the last one ([`places`]), so that what waits and what is wanted are the same. A batch
-//! that goes past takes along what waits between the ends of its flows ([`Waiting::take_along`]): no two changes of a
-//! flow change places, and no former flow decides beside a new one.
-//! What else was weighed: `docs/decisions/under-way.md`.
+//! Only the last change of each flow waits ([`places`]), so that the waiting changes lead to the wanted flows. A
+//! batch that goes past takes along the waiting changes between the ends of its flows ([`Waiting::take_along`]). So
+//! changes of one flow keep their order, and no former flow decides beside a new one. `docs/decisions/under-way.md`
+//! weighs the designs.
 
 mod places;
 mod queues;
@@ -45,14 +45,14 @@ pub(super) struct Waiting {
 /// Changes that go to the switch now.
 pub(super) struct Part {
     pub(super) batch: Batch,
-    /// What they open; of a batch that goes in several parts, with the last of them.
+    /// Their openings. A batch in several parts has them with its last part.
     pub(super) openings: Vec<Opening>,
     /// Whether there is more of the batch.
     pub(super) has_more: bool,
 }
 
 impl Waiting {
-    /// Whether nothing waits, and none of what has waited is under way.
+    /// Whether no change waits, and no change that has waited is under way.
     pub(super) fn is_empty(&self) -> bool {
         self.queues.is_empty() && self.removals.is_empty()
     }
@@ -75,13 +75,14 @@ impl Waiting {
         self.queues.is_full(port)
     }
 
-    /// The batch of a pod that waits for what comes now, if there is room in it. A rule denies that, or not.
+    /// The waiting batch of a pod to which further changes can be added, if it has room. `denies`: whether a rule
+    /// denies their addresses.
     pub(super) fn with_room(&self, port: PortId, denies: bool) -> Option<BatchId> {
         self.queues.with_room(port, denies)
     }
 
-    /// Takes the changes of a batch into the queue of a pod. What a rule denies goes before all that waits there, with
-    /// what waits between the same ends.
+    /// Takes the changes of a batch into the queue of a pod. Denials go before all changes that wait there, together
+    /// with the waiting changes between the same ends.
     pub(super) fn push(&mut self, port: PortId, mut batch: Batch, opening: Option<Opening>) {
         let changes = std::mem::take(&mut batch.changes);
         let (len, denies) = (changes.len(), batch.denies);
@@ -200,8 +201,8 @@ impl Waiting {
         }
     }
 
-    /// Takes the next part of what only ends: about [`CHANGES_UNDER_WAY_MAX`]. Nothing while the switch has not
-    /// confirmed the part before it. The removals between the same ends stay together: of a flow that denies and one
+    /// Takes the next part of the removals: about [`CHANGES_UNDER_WAY_MAX`]. There is none while the switch has not
+    /// confirmed the part before. The removals between the same ends stay together: of a flow that denies and one
     /// that allows, none is left alone.
     pub(super) fn take_removals(&mut self) -> Vec<FlowChange> {
         let mut part = Vec::new();
@@ -216,12 +217,12 @@ impl Waiting {
         part
     }
 
-    /// A part of what only ends goes in this batch.
+    /// A part of the removals goes in this batch.
     pub(super) fn removals_sent(&mut self, batch: BatchId, part: &[FlowChange]) {
         self.removals.sent(batch, part);
     }
 
-    /// Takes what waits between the ends of these flows, where one of them ends.
+    /// Takes the waiting changes between the ends of these flows, if one of these flows ends.
     pub(super) fn take_ending(&mut self, is_one: impl Fn(&FlowKey) -> bool) -> Vec<FlowChange> {
         let mut changes = Vec::new();
         for ends in self.places.ending(is_one) {
@@ -232,7 +233,8 @@ impl Waiting {
 
     // What goes past.
 
-    /// Takes along what waits between the ends of the flows of these changes, from index `from` on. It goes before them.
+    /// Takes along the waiting changes between the ends of these changes' flows, from index `from` on. They go before
+    /// these changes.
     pub(super) fn take_along(&mut self, changes: &mut Vec<FlowChange>, from: usize) {
         if self.places.is_empty() {
             return;
@@ -245,8 +247,8 @@ impl Waiting {
         places::put_before(before, changes, from);
     }
 
-    /// A batch that is not sent, because the comparison finds what it changes, changes flows for which changes wait: these
-    /// become what the batch would have made of them.
+    /// A batch is not sent, because the comparison will find its changes. If changes of the same flows wait, those of
+    /// the batch take their place.
     pub(super) fn follow(&mut self, changes: Vec<FlowChange>) {
         for change in changes {
             if let Some(key) = change.key()
@@ -258,7 +260,8 @@ impl Waiting {
         }
     }
 
-    /// A pod is gone. What ends of its flows no longer waits in its queue. Returns those for which there is no room.
+    /// A pod is gone. The removals of its flows no longer wait in its queue. Returns those for which there is no
+    /// room.
     pub(super) fn pod_gone(&mut self, port: PortId) -> Vec<FlowChange> {
         let mut beyond = Vec::new();
         for (ends, changes) in self.places.disown(port) {

@@ -35,7 +35,7 @@ pub enum Why {
     Recording,
 }
 
-/// A point in time, and what is due then.
+/// A point in time, and the work that is due then.
 pub type Deadline = (Timestamp, Why);
 
 /// A deadline, if there is a time.

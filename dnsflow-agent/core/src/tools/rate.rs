@@ -1,10 +1,10 @@
-//! Rates, and what is left of them.
+//! Rates, and accounts of their use.
 
 use std::time::Duration;
 
 use crate::Timestamp;
 
-/// What may be spent: evenly over time, or saved up and spent at once.
+/// A rate of spending: evenly over time, or saved up and spent at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rate {
     /// The time that gives back one.
@@ -31,8 +31,8 @@ impl Rate {
     }
 }
 
-/// What was spent of a [`Rate`]: the time at which all of it is given back (the generic cell rate
-/// algorithm of ITU-T I.371, annex A, in its form as a virtual schedule).
+/// The spent part of a [`Rate`]: the time at which all of it is given back (the generic cell rate algorithm of ITU-T
+/// I.371, annex A, in its form as a virtual schedule).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Account(Timestamp);
 
@@ -42,7 +42,7 @@ impl Account {
         self.0.since(now) < rate.burst
     }
 
-    /// Whether at least half of what can be saved up is left.
+    /// Whether at least half of a burst is left.
     pub(crate) fn has_half_left(self, rate: Rate, now: Timestamp) -> bool {
         self.0.since(now) <= rate.burst / 2
     }
@@ -52,7 +52,7 @@ impl Account {
         self.0 <= now
     }
 
-    /// Spends so many. More than was left is a debt, which is at most what can be saved up.
+    /// Spends so many. More than was left is a debt, of one burst at most.
     pub(crate) fn spend(&mut self, count: usize, rate: Rate, now: Timestamp) {
         self.spend_time(rate.time_of(count), rate, now);
     }

@@ -1,5 +1,5 @@
-//! A table with an end: what was used least recently goes first, and no interface can push out
-//! the entries of the others, as long as it has more of them.
+//! A table with limits: the least recently used entry goes first, and no interface can push out the entries of the
+//! others, as long as it has more of them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -35,7 +35,7 @@ struct Entry<V> {
     used_at: Timestamp,
 }
 
-/// What one interface has.
+/// The entries of one interface.
 #[derive(Debug)]
 struct Interface<K> {
     /// Its entries by the number of the use.
@@ -116,9 +116,9 @@ impl<K: Clone + Eq + Hash + OfInterface, V> Recent<K, V> {
         Some(&mut entry.value)
     }
 
-    /// Adds an entry, which holds no bytes yet, or replaces the one of this key. Returns what had to
-    /// go for it, the replaced entry aside: an entry of the same interface if that has as many as it
-    /// can, else one of the interface that has most.
+    /// Adds an entry, which holds no bytes yet, or replaces the one of this key. Returns the entry that had to go for
+    /// it, other than the replaced one: an entry of the same interface if that is at its limit, else one of the
+    /// interface that has most.
     pub fn insert(&mut self, key: K, value: V, now: Timestamp) -> Option<V> {
         self.remove(&key);
         let ifindex = key.ifindex();
@@ -147,9 +147,9 @@ impl<K: Clone + Eq + Hash + OfInterface, V> Recent<K, V> {
         gone
     }
 
-    /// The entry of this key holds so many bytes now. Returns what had to go for them: entries of the
-    /// same interface if they hold more than they can together, else of the interface whose entries
-    /// hold most. The entry itself can be among them.
+    /// The entry of this key holds so many bytes now. Returns the entries that had to go for them: entries of the
+    /// same interface if that is over its limit, else of the interface whose entries hold most. The entry itself can
+    /// be among them.
     pub fn weigh(&mut self, key: &K, bytes: usize) -> Vec<V> {
         let mut gone = Vec::new();
         let ifindex = key.ifindex();

@@ -192,7 +192,7 @@ impl From<Addresses> for Ends {
     }
 }
 
-/// What takes the place of the destination in a flow of a [`FlowTemplate`].
+/// The destination, or the mark in its place, of a flow of a [`FlowTemplate`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Target {
     /// The address.
@@ -228,7 +228,7 @@ pub struct Transport {
     pub port: Option<u16>,
 }
 
-/// What a packet must look like. Together with table and priority it identifies a flow.
+/// The match of a flow. Together with table and priority it identifies the flow.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Match {
     /// The OVN datapath (`Datapath_Binding.tunnel_key`), in the `metadata` field.
@@ -261,18 +261,17 @@ pub enum Action {
     /// The bytes of an action list copied from one of OVN's own flows, header and padding
     /// included, as they stood in the flow dump.
     Copied(Vec<u8>),
-    /// `learn(…, delete_learned)` with nothing to learn: what makes a flow a [`Sentinel`].
+    /// `learn(…, delete_learned)` with nothing to learn: this makes a flow a [`Sentinel`].
     DeleteLearned(Sentinel),
 }
 
 /// A sentinel flow: when it goes, all flows with one cookie in one table go, too.
 ///
-/// The flows that open addresses must not outlive the agent for long. If each of them had a hard
-/// timeout, ovs-vswitchd would look at each of them after every pass of its revalidators (`run` in
-/// its ofproto/ofproto-dpif.c). Only the sentinel flow has a hard timeout, and no packet meets this
-/// flow. Its action is `learn` with `delete_learned` (ovs-actions(7)) for a cookie and a table.
-/// When the last flow with this action is gone, Open vSwitch removes the flows of the table that
-/// have the cookie, no matter who wrote them (`learned_cookies_flush` in its ofproto/ofproto.c).
+/// The flows that open addresses must not outlive the agent for long. If each had a hard timeout, ovs-vswitchd would
+/// check each of them after every pass of its revalidators (`run` in its ofproto/ofproto-dpif.c). So only the
+/// sentinel flow has a hard timeout, and no packet meets it. Its action is `learn` with `delete_learned`
+/// (ovs-actions(7)) for a cookie and a table. When the last flow with this action is gone, Open vSwitch removes all
+/// flows of the table with this cookie, whoever wrote them (`learned_cookies_flush` in its ofproto/ofproto.c).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Sentinel {
     /// The table.
@@ -338,8 +337,8 @@ pub struct FlowBody {
     pub actions: Arc<[Action]>,
 }
 
-/// A flow without its destination: what a rule becomes for a port, for every address that the pod
-/// is told. A node has few templates, and many flows.
+/// A flow without its destination: the flow of a rule and a port, for every address in the answers to the pod. A node
+/// has few templates, and many flows.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct FlowTemplate {
     /// The OpenFlow table.

@@ -6,7 +6,7 @@ use dnsflow_common::record::DEFER_BURST;
 
 use crate::values::name::DomainName;
 
-/// A limit that what a pod was told has reached.
+/// A limit that the answers to a pod have reached.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Limit {
     /// Addresses of this name.
@@ -34,7 +34,7 @@ pub enum Limit {
 }
 
 impl fmt::Display for Limit {
-    /// What the pod has lost by it, and the remedy; how many are allowed stands beside it.
+    /// The loss of the pod, and the remedy. The caller prints the limit's number beside it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::AddressesOfName(_) => {
@@ -129,8 +129,8 @@ impl CacheLimits {
         self.names_per_node_max.saturating_mul(2)
     }
 
-    /// Those of the names of the node that rules deny: a quarter, which is as many as the node's budget lets change flows at once. What a
-    /// rule denies is closed whatever the budget, and this bounds for how many addresses.
+    /// The limit of denied names on the node: a quarter of all names, as many as the node's budget lets change flows
+    /// at once. A denied address is closed whatever the budget, so this limit bounds the number of such addresses.
     pub fn denied_names_per_node_max(&self) -> usize {
         self.names_per_node_max / 4
     }
@@ -219,7 +219,7 @@ pub const FEW_FLOWS: usize = 8;
 /// Flows of one address where those of the node have many, unless it has more: those of a rule without ports, for which a
 /// stateful logical switch has two logical flows.
 pub const FLOWS_OF_RULE: usize = 2;
-/// Changes in one batch: the edge refuses a larger one as a whole. What is more goes in several.
+/// Changes in one batch: the edge refuses a larger one as a whole. More changes go in several batches.
 pub const CHANGES_PER_BATCH_MAX: usize = 1 << 18;
 /// A pod whose answers change too many flows is reported this often.
 pub const LIMIT_REPORT_INTERVAL: Duration = Duration::from_secs(60);
@@ -236,7 +236,7 @@ pub const COPY_INTERVAL: Duration = Duration::from_secs(10);
 /// The switch removes our flows when no agent has renewed their sentinel flows for so many seconds, by
 /// default. The agent renews them after a third of the time.
 pub const KEEP_FLOWS_S: u16 = 300;
-/// The switch is compared with what it should hold this often; counters come along.
+/// The interval of comparisons between the switch and the cache. Counters are read with them.
 pub const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
 /// … and after this time if flows of an earlier run stay until the marks are set that replace them.
 pub const COMPARE_AGAIN: Duration = Duration::from_secs(1);
@@ -278,13 +278,13 @@ pub const TCP_AHEAD_BYTES_MAX: usize = u16::MAX as usize + 2;
 /// Pieces of one connection that wait for a missing segment: the longest message in segments of
 /// 536 bytes, the least that every host takes (RFC 9293, section 3.7.1).
 pub const TCP_AHEAD_PIECES_MAX: usize = 128;
-/// A connection on which the server says nothing new for this long is forgotten, whatever the pod says:
-/// a pod could keep it in memory for longer than it lives, until the server begins another one of the same
-/// ports with numbers that continue it. Linux adds to each tuple's hash a clock of 64 ns (`seq_scale` in
-/// net/core/secure_seq.c, after RFC 9293, section 3.4.1), whose 32 bits are through in 274.9 s. And Linux
-/// gives up a closed connection without a word when nobody acknowledges its data for more than 100 s
-/// (`tcp_orphan_retries` in net/ipv4/tcp_timer.c). DNS servers do not wait for as long: RFC 7766, section
-/// 6.2.3, recommends a few seconds; CoreDNS takes ten, BIND and Unbound thirty.
+/// A connection is forgotten if the server sends nothing new for this long, whatever the pod sends. Otherwise a pod
+/// could keep the connection in memory beyond its life, until the server begins another one of the same ports with
+/// numbers that continue it. Linux adds a clock of 64 ns to each tuple's hash (`seq_scale` in net/core/secure_seq.c,
+/// after RFC 9293, section 3.4.1), whose 32 bits wrap after 274.9 s. And Linux drops a closed connection silently
+/// when nobody acknowledges its data for more than 100 s (`tcp_orphan_retries` in net/ipv4/tcp_timer.c). DNS servers
+/// do not wait for as long: RFC 7766, section 6.2.3, recommends a few seconds; CoreDNS takes ten, BIND and Unbound
+/// thirty.
 pub const TCP_IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// Fragmented datagrams that are put together at the same time on the node. Beyond, the oldest one

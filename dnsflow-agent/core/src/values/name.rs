@@ -120,7 +120,7 @@ impl DomainName {
     }
 }
 
-/// What follows a backslash: three decimal digits, or the octet itself.
+/// The octet behind a backslash: three decimal digits, or the octet itself.
 fn escaped(rest: &mut std::str::Bytes<'_>) -> Option<u8> {
     let first = rest.next()?;
     if !first.is_ascii_digit() {
@@ -230,7 +230,7 @@ impl DnsName {
         }
     }
 
-    /// The name, or what follows `*.` in a wildcard.
+    /// The name, without `*.` if it is a wildcard.
     pub fn name(&self) -> &DomainName {
         &self.name
     }

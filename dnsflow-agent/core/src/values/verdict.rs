@@ -1,8 +1,8 @@
-//! What becomes of a connection, and why.
+//! The verdict over a connection, and the reason.
 
 use serde::{Deserialize, Serialize};
 
-/// What becomes of a connection.
+/// The verdict over a connection.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {

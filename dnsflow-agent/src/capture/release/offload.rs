@@ -1,15 +1,13 @@
-//! What a frame's sender left to the devices on the way: the checksum, and cutting a long segment.
+//! The offloads of a frame: its sender left the checksum, or the cutting of a long segment, to devices on the way.
 //!
-//! A sender that leaves the checksum of UDP or TCP to a device puts the sum of the pseudo header
-//! into its field, folded but not complemented (`udp4_hwcsum` in Linux net/ipv4/udp.c,
-//! `__tcp_v4_send_check` in net/ipv4/tcp_ipv4.c, and their IPv6 fellows); the rest is summed up
-//! where the packet leaves the machine, if it does. A frame that was copied off such a packet is
-//! valid only as long as somebody says so.
+//! A sender that leaves the checksum of UDP or TCP to a device writes the sum of the pseudo header into its field,
+//! folded but not complemented (`udp4_hwcsum` in Linux net/ipv4/udp.c, `__tcp_v4_send_check` in net/ipv4/tcp_ipv4.c,
+//! and their IPv6 counterparts). The device adds the rest when the packet leaves the machine, if it does. A copy of
+//! such a frame is valid only with this offload in its header.
 //!
-//! Any other frame goes back as it is. A wrong checksum stays wrong: this is no place to repair
-//! what the network has spoilt. One wrong checksum in 65,536 looks like such a sum, as many as
-//! its receiver would take for right. (A right one that looks so is none the worse for it:
-//! completed, it comes to itself.)
+//! Any other frame goes back unchanged. A wrong checksum stays wrong: the agent does not repair damage of the
+//! network. One wrong checksum in 65,536 looks like such a sum, as many as its receiver would accept as right. A
+//! right checksum that looks so stays right: if it is completed, the result is the same.
 
 use std::net::IpAddr;
 

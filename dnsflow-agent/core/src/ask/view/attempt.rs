@@ -1,5 +1,4 @@
-//! What becomes of a pod's attempt to connect somewhere, by the same walk through the rules as an
-//! explanation.
+//! The verdict over a pod's attempt to connect, by the same walk through the rules as an explanation.
 
 use std::net::IpAddr;
 
@@ -12,7 +11,7 @@ use crate::{
     values::connection::Attempt,
 };
 
-/// What becomes of an attempt.
+/// The verdict over an attempt.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Judged {
     /// No EgressFirewall of which the agent knows all is asked about it: the destination is in the cluster

@@ -1,5 +1,5 @@
-//! Why a pod may reach an address, or may not: the EgressFirewall's rules in their order, with what the
-//! pod was told.
+//! Why a pod may reach an address, or may not: the EgressFirewall's rules in their order, with the answers to the
+//! pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// What is asked about.
+/// The target of the question.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Target {
     /// A name, and every address that the pod was told for it.
@@ -118,7 +118,7 @@ pub struct RuleStep {
     pub destination: String,
     /// Its ports, such as `tcp/443`; none for all traffic.
     pub ports: Vec<String>,
-    /// What it comes to.
+    /// The outcome for the connection.
     pub outcome: StepOutcome,
     /// Why, in words.
     pub why: String,
@@ -135,7 +135,7 @@ pub struct HeardName {
     pub resolver: String,
 }
 
-/// What others than the engine know of a target.
+/// Facts about a target from outside the engine.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Beside {
     /// Names that no rule mentioned when they led pods to the address, with the interface index of the
@@ -150,7 +150,7 @@ pub struct Beside {
 pub struct ExplainedAddress {
     /// The address; none where the pod was told none for the name.
     pub address: Option<IpAddr>,
-    /// What becomes of a connection to it.
+    /// The verdict over a connection to it.
     pub verdict: Verdict,
     /// Why.
     pub reason: Reason,
@@ -158,11 +158,11 @@ pub struct ExplainedAddress {
     pub rule: Option<u32>,
     /// The reason in words.
     pub text: String,
-    /// What would open it.
+    /// The change that would open it.
     pub remedy: Option<String>,
     /// The rules that say something about it, in their order.
     pub steps: Vec<RuleStep>,
-    /// What the pod was told, with the flows.
+    /// The cache entry, with the flows.
     pub entry: Option<EntryView>,
     /// Names that led the pod to it, and that no rule mentions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -178,7 +178,7 @@ pub struct Explanation {
     pub verdict: Verdict,
     /// Each address.
     pub addresses: Vec<ExplainedAddress>,
-    /// What else may be the cause.
+    /// Other possible causes.
     pub hints: Vec<String>,
 }
 
@@ -186,15 +186,14 @@ pub struct Explanation {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Asked<'a> {
     pub(super) address: Option<IpAddr>,
-    /// A name that leads to the address as far as people know. Whether a rule matches, what the pod was told
-    /// decides.
+    /// A name that leads to the address as far as people know. The answers to the pod decide whether a rule matches.
     pub(super) name: Option<&'a DomainName>,
     pub(super) transport: Option<Transport>,
     /// OVN's address sets that have the address.
     pub(super) sets: Option<&'a BTreeSet<u64>>,
 }
 
-/// A destination of a port, with what makes rules match it.
+/// A destination of a port, with the facts by which rules match it.
 struct Destined<'a> {
     id: PortId,
     port: &'a Port,
@@ -229,32 +228,32 @@ impl Destined<'_> {
     }
 }
 
-/// What makes a rule match.
+/// Why a rule matches.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum By {
     /// A network, or all there is.
     Network,
     /// A name that leads to the address.
     Name,
-    /// OVN's address set of the rule's name, and nothing that the pod was told.
+    /// OVN's address set of the rule's name, and no answer to the pod.
     AddressSet,
 }
 
-/// What the walk through the rules has found.
+/// The result of the walk through the rules.
 #[derive(Default)]
 struct Walk {
     steps: Vec<RuleStep>,
     /// The rule that decides.
     decided: Option<(u32, RuleAction, By)>,
-    /// The first rule by name that would allow it, and what keeps it from doing so.
+    /// The first rule by name that would allow it, and the reason why it does not.
     would: Option<(u32, Reason, String)>,
     /// Whether some rule by name before the decision allows anything.
     allows_names: bool,
 }
 
 impl View<'_> {
-    /// Explains what becomes of a pod's connections to a target, at this logical port. `None` where the
-    /// port is not on this node.
+    /// Explains the verdict over a pod's connections to a target, at this logical port. `None` where the port is not
+    /// on this node.
     pub fn explain(
         &self,
         port: &str,
@@ -327,7 +326,7 @@ impl View<'_> {
         })
     }
 
-    /// The decision over one address, or over a name without one, with what the pod was told.
+    /// The decision over one address, or over a name without one, by the answers to the pod.
     fn address(
         &self,
         id: PortId,
@@ -544,7 +543,7 @@ impl View<'_> {
         }
     }
 
-    /// What keeps a rule by name from being in force for an address that the pod was told.
+    /// Why a rule by name is not in force for an address that the pod got from DNS.
     fn not_in_force(
         &self,
         to: &Destined<'_>,
@@ -623,7 +622,7 @@ impl View<'_> {
         is_cut.then(|| room.limit())
     }
 
-    /// What the walk comes to.
+    /// The verdict of the walk.
     fn outcome(&self, to: &Destined<'_>, walk: &Walk) -> (Verdict, Reason, Option<u32>, String) {
         let is_told = to.address.is_some();
         match walk.decided {
@@ -759,7 +758,7 @@ impl View<'_> {
         }
     }
 
-    /// What else may be the cause where something is blocked.
+    /// Other possible causes of a blocked connection.
     fn hints(
         &self,
         port: &Port,

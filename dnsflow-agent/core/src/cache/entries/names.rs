@@ -29,7 +29,7 @@ pub(crate) struct Term {
     pub(crate) deny_until: Timestamp,
     /// Whether a rule denies the name. Then the name is kept to its end, whatever else has to go.
     pub(crate) is_denied: bool,
-    /// What it counts by.
+    /// The source of its term.
     pub(crate) origin: Origin,
     /// The server that has told it last, where that is known.
     pub(crate) server: Option<ServerId>,
@@ -38,7 +38,7 @@ pub(crate) struct Term {
 // There is one for each name of each address of each pod.
 const _: () = assert!(size_of::<Term>() == 24);
 
-/// What a name counts by.
+/// The source of a name's term.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
@@ -369,8 +369,8 @@ impl Names {
 
     // A further name at an address with as many as are kept.
 
-    /// What becomes of a further name. `standing` gives the rules of this version: those of a name, of which it is known
-    /// whether a rule denies it.
+    /// How an address takes a further name. `standing` gives the rules of this version for a name; its second
+    /// argument says whether a rule denies the name.
     pub(in crate::cache) fn at_address<'a>(
         &mut self,
         version: impl FnOnce() -> Option<u64>,

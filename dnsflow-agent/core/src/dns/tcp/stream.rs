@@ -1,8 +1,7 @@
 //! One direction of a TCP connection: from segments to whole messages.
 //!
-//! This module reads only what the receiver would take. Both ignore bytes that came before. Bytes
-//! from before the first one, and those that contradict what is kept, are no bytes of this stream.
-//! Checksums are not looked at.
+//! This module reads only bytes that the receiver would accept. Both ignore repeated bytes. Bytes from before the
+//! first one, and bytes that contradict kept ones, do not belong to this stream. Checksums are not looked at.
 
 use std::collections::BTreeMap;
 
@@ -56,8 +55,8 @@ pub(super) enum State {
 
 /// One direction of a connection.
 ///
-/// Sequence numbers are extended to 64 bits, so that they only grow: the lower half of each is
-/// what stands in the header (modulo 2^32; RFC 9293, section 3.4).
+/// Sequence numbers are extended to 64 bits, so that they only grow: the lower half of each is the number in the
+/// header (modulo 2^32; RFC 9293, section 3.4).
 #[derive(Debug)]
 pub(super) struct Stream {
     /// The sequence number of the SYN.

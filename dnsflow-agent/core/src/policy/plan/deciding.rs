@@ -16,7 +16,7 @@ use crate::{
     values::{firewall::RuleAction, name::DomainName},
 };
 
-/// What the rules that decide follow from, beside the names.
+/// The facts that determine the deciding rules, beside the names.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Basis {
     /// Another number when the rules of the port may be others.
@@ -45,11 +45,11 @@ pub(crate) struct Deciding {
     is_cut: bool,
 }
 
-/// The names of an address that is planned, and what is known of their rules.
+/// The names of an address for a plan, and the known facts about their rules.
 pub(crate) struct ManyNames<'a, N> {
     /// The names.
     pub(crate) names: N,
-    /// What their rules follow from beside them.
+    /// The other facts that determine their deciding rules.
     pub(crate) basis: Basis,
     /// The rules that decided over the last plan.
     pub(crate) known: Option<Deciding>,

@@ -1,8 +1,8 @@
-//! The rules of one namespace with pods here, kept beside the rows that OVN made of them.
+//! The rules of one namespace with pods here, paired with OVN's rows for them.
 //!
-//! Rows and rules are read when they come: each is parsed and hashed once. A change of one of them touches the ACLs
-//! with the same address sets, then the names of these ACLs, then the places in the EgressFirewall that have these
-//! names. No change looks at all rules or at all rows, except the first one and those that concern every rule.
+//! Each row and each rule is parsed and hashed once, when it comes. A change of one concerns the ACLs with the same
+//! address sets, then the names of these ACLs, then the places in the EgressFirewall that have these names. No change
+//! goes through all rules or all rows, except the first one and those that concern every rule.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -39,7 +39,7 @@ struct Row {
     allows: bool,
     matches: Result<AclMatch, AclMatchError>,
     flows: Box<[Flow]>,
-    /// What the ACL is to the rules.
+    /// The use of the ACL for the rules.
     part: Part,
 }
 
@@ -50,12 +50,12 @@ struct Flow {
     template: Result<Arc<AclTemplate>, AclTemplateError>,
 }
 
-/// What an ACL is to the rules.
+/// The use of an ACL for the rules.
 #[derive(Debug, Default)]
 struct Part {
-    /// What keeps the ACL from being used.
+    /// The problem for which the ACL cannot be used.
     failure: Option<Box<Problem>>,
-    /// What does not work, if nothing else is wrong.
+    /// A limitation, if there is no other problem.
     caveat: Option<Box<Problem>>,
     /// The name that its logical flows will be for.
     waits_for: Option<DnsName>,
@@ -119,8 +119,8 @@ impl Row {
         self.names().flat_map(address_sets).collect()
     }
 
-    /// Whether it is an ACL that ovn-kubernetes makes of the rule at its index. What an ACL does not tell (a
-    /// network, the addresses of nodes) counts as agreement.
+    /// Whether it is an ACL that ovn-kubernetes makes of the rule at its index. Facts that an ACL does not show (a
+    /// network, the addresses of nodes) count as equal.
     fn is_of(&self, rule: &Rule) -> bool {
         let is_right = match (&rule.destination, &self.matches) {
             (Destination::Invalid(_), _) => return true,
@@ -224,7 +224,7 @@ struct Judgement {
     missing: BTreeSet<u32>,
 }
 
-/// What changes have touched.
+/// The parts that changes concern.
 #[derive(Debug, Default)]
 struct Touched {
     /// Those of the rules that have come or gone.
@@ -234,7 +234,7 @@ struct Touched {
     indices: BTreeSet<u32>,
 }
 
-/// What has changed of the rules.
+/// The changes of the rules.
 #[derive(Debug, Default)]
 pub(crate) struct PairingChanges {
     /// By port group, the names whose rules have changed.
@@ -252,7 +252,7 @@ struct OfName {
     rules: SmallVec<[u32; 2]>,
     /// The ACLs for it.
     rows: SmallVec<[RowId; 1]>,
-    /// What the ACLs come to for the name itself, and for the wildcard of it.
+    /// How far OVN is with the name itself, and with its wildcard.
     states: [State; 2],
     /// Whether an ACL denies the name itself, and the wildcard of it, and no rule does: OVN follows an EgressFirewall that
     /// was not read yet.
@@ -334,7 +334,7 @@ impl Pairing {
         }
     }
 
-    /// The rules that OVN enforces, and what is wrong.
+    /// The rules that OVN enforces, and their problems.
     pub(crate) fn rules(&self) -> &NamespaceRules {
         &self.rules
     }
@@ -534,7 +534,7 @@ impl Pairing {
         }
     }
 
-    /// Does what all changes since the last call ask for.
+    /// Carries out the work for all changes since the last call.
     pub(crate) fn settle(&mut self, cached_actions: &CachedActions) -> PairingChanges {
         let mut changes = PairingChanges::default();
         for set in std::mem::take(&mut self.touched.address_sets) {
@@ -743,8 +743,8 @@ impl Pairing {
         }
     }
 
-    /// What is wrong at an index: what fails there, what the resource says wrongly, what OVN has not done, what
-    /// people should know.
+    /// The problem at an index, the first of these: a failure of an ACL, an error of the resource, a limitation of an
+    /// ACL, a step that OVN has not done yet, a limitation by the resource.
     fn problem_at(&self, index: u32) -> Option<Problem> {
         let rows = self.rows_by_index.get(&index).into_iter().flatten();
         let parts = rows.filter_map(|id| self.rows.get(id)).map(|row| &row.part);
@@ -769,7 +769,7 @@ impl Pairing {
         }
     }
 
-    /// What is wrong with a rule at an index where the EgressFirewall that OVN enforces has another one.
+    /// The problem of a rule at an index where the EgressFirewall that OVN enforces has another rule.
     pub(crate) fn problem_of_other(&self, rule: &Rule) -> Option<Problem> {
         let name = match &rule.destination {
             Destination::Invalid(reason) => return Some(Problem::Invalid(reason.clone())),

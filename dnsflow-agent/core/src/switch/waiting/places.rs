@@ -36,7 +36,7 @@ impl Change {
         Self { change, there }
     }
 
-    /// What is left of the change when another change of its flow comes.
+    /// Merges the change with a later change of the same flow.
     fn merge(&mut self, other: FlowChange) {
         match (&self.change, other) {
             (FlowChange::Add(_, body), FlowChange::Delete(key, cookie)) => {
@@ -144,7 +144,7 @@ impl Places {
     }
 }
 
-/// The changes without what is known of the switch.
+/// The changes, without the state of their flows in the switch.
 pub(super) fn changes_of(waiting: Vec<Change>) -> impl Iterator<Item = FlowChange> {
     waiting.into_iter().map(|waiting| waiting.change)
 }

@@ -61,7 +61,7 @@ impl Queued {
         }
     }
 
-    /// Adds what another answer has added to the same batch.
+    /// Adds the changes of another answer for the same batch.
     fn add(&mut self, more: Self) {
         let Self {
             batch,
@@ -83,7 +83,8 @@ impl Queues {
         queue.is_some_and(|queue| !queue.waiting.is_empty() || !queue.has_room())
     }
 
-    /// The batch of a pod that waits for what comes now, if there is room in it. A rule denies that, or not.
+    /// The waiting batch of a pod to which further changes can be added, if it has room. `denies`: whether a rule
+    /// denies their addresses.
     pub(super) fn with_room(&self, port: PortId, denies: bool) -> Option<BatchId> {
         let waiting = &self.ports.get(&port)?.waiting;
         let queued = match denies {
@@ -94,7 +95,7 @@ impl Queues {
         queued.batch.id()
     }
 
-    /// Takes a batch, or what is added to the last one. A batch without changes need not wait.
+    /// Takes a batch, or changes for the last one. A batch without changes need not wait.
     pub(super) fn push(&mut self, port: PortId, queued: Queued) {
         let waiting = self.ports.get_mut(&port).map(|queue| &mut queue.waiting);
         let same = waiting.and_then(|waiting| match queued.batch.denies {

@@ -8,13 +8,13 @@ use crate::{Timestamp, policy::rules::AlikeNames, values::name::DomainName};
 /// The rules of a name, those in force and those to come.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) struct Standing {
-    /// What they do.
+    /// Their effect.
     pub(crate) claim: Claim,
     /// The names that the same rules match; `None` if no name stands for the name.
     pub(crate) alike: Option<AlikeNames>,
 }
 
-/// What the rules of a name do. The name that gives way first comes first.
+/// The effect of a name's rules, in the order in which names give way.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum Claim {
     /// No rule mentions the name any more.
@@ -41,7 +41,7 @@ impl Claim {
     }
 }
 
-/// What becomes of a further name of an address.
+/// How an address takes a further name.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(in crate::cache) enum AtAddress {
     /// There is room.
@@ -103,7 +103,7 @@ impl ByRules {
         self.version == version
     }
 
-    /// What becomes of a further name. No name is looked at.
+    /// How the address takes a further name. No name of it is looked at.
     pub(super) fn at_address(&self, further: &Standing) -> AtAddress {
         let alike = self.names.get(further).filter(|_| further.alike.is_some());
         if let Some(alike) = alike.and_then(|names| names.first()) {
@@ -119,10 +119,11 @@ impl ByRules {
         }
     }
 
-    /// The name that gives way, and the one that stands for it from then on, if any does. First goes a name that no rule
-    /// in force matches and none is to deny, if the further name claims more; then one of two that the same rules match,
-    /// of those rules that match most names; at last an allowed one, if the further one is denied or to be denied. Of
-    /// several, the one that ends first. Thus a denied name gives way only to another one that the same rules deny.
+    /// The name that gives way, and the name that stands for it from then on, if there is one. If the further name
+    /// claims more, a name goes first that no rule in force matches and none is to deny. Then goes one of two names
+    /// that the same rules match, among the rules with most names. Last goes an allowed name, if the further one is
+    /// denied or to be denied. Among several, the name that ends first goes. So a denied name gives way only to
+    /// another one that the same rules deny.
     pub(super) fn first_to_go(
         &self,
         further: &Standing,

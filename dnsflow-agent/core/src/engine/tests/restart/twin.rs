@@ -1,10 +1,9 @@
-//! A start over what an earlier agent left, beside a start with nothing left.
+//! A start with the flows and marks of an earlier agent, beside a start without any.
 //!
-//! Both agents read the same snapshot and the same rows at the same time. One finds the flows and marks of the earlier
-//! agent, the other one finds none. The second is the witness: it can open only what the rules and the snapshot open.
-//! More may be open beside the first one only for an address without a name in the snapshot, at the place of a rule that
-//! allows, for the same pod, and only until nobody has used it for a while. Then both nodes are the same, and stay the
-//! same whatever comes.
+//! Both agents read the same snapshot and the same rows at the same time. The second agent is the witness: it can
+//! open only the addresses of the rules and the snapshot. The first one may have more open only for an address
+//! without a name in the snapshot, at the place of a rule that allows, for the same pod, and only until nobody has
+//! used it for a while. Then both nodes are the same, and stay the same with any further input.
 
 use std::cell::Cell;
 
