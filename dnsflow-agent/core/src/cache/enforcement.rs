@@ -20,7 +20,7 @@ impl Cache {
         batch: &mut Batch,
     ) -> Enforced {
         let groups = &mut self.groups;
-        let (enforced, has_adopted, is_ending) =
+        let (enforced, has_adopted, is_ending, written_in) =
             self.ports.enforce((port, address), |entry, place| {
                 let adopted = entry.adopted.as_ref();
                 let in_switch = adopted.filter(|adopted| adopted.in_switch);
@@ -29,12 +29,15 @@ impl Cache {
                     adopted: in_switch.map(|adopted| &adopted.flows),
                 };
                 let enforced = entry.installed.enforce(place, wanted, groups, batch);
-                (enforced, adopted.is_some(), entry.installed.is_ending())
+                let is_ending = entry.installed.is_ending();
+                let written_in = entry.installed.unconfirmed_in();
+                (enforced, adopted.is_some(), is_ending, written_in)
             });
         self.note_unplanned(port, address, false);
         if is_ending {
             self.ending.insert((port, address));
         }
+        self.note_unconfirmed((port, address), written_in);
         self.version += u64::from(enforced.changed);
         if has_adopted {
             self.forget_unruled((port, address));

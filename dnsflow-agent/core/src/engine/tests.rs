@@ -25,6 +25,7 @@ mod restore;
 mod room;
 mod room_of_node;
 mod sentinels;
+mod slow_switch;
 mod starts;
 mod under_way;
 mod waiting_beside;

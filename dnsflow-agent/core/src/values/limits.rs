@@ -391,9 +391,6 @@ pub(crate) const GROUP_RESTS: Duration = Duration::from_secs(30);
 /// Flows of groups that end with one comparison, but for those of the last group: as many as the switch takes until the
 /// next one.
 pub(crate) const SWEPT_MAX: usize = 1 << 14;
-/// How long an address keeps the mark of a former group whose successor is not in force, until the next comparison. A
-/// queue of changes takes less; beyond, the switch does not take the flows, and the former rules end without them.
-pub(crate) const GROUP_LATE: Duration = Duration::from_secs(5);
 /// How long addresses get flows of their own after the kernel has refused a mark. Then one is tried again.
 pub(crate) const MARKS_REFUSED: Duration = Duration::from_secs(60);
 /// How long a mark counts after the last end of the address's names. In this time the agent reads whether the
