@@ -94,6 +94,17 @@ pub(crate) enum Holder {
     Group(GroupId),
 }
 
+/// What became of the marks of an earlier run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AdoptedMarks {
+    /// How many were adopted.
+    pub(crate) adopted: usize,
+    /// How many were removed.
+    pub(crate) removed: usize,
+    /// Whether one stays beside flows that are still to be sent.
+    pub(crate) any_stays: bool,
+}
+
 /// Logical ports, as OVN knows them, with the addresses of their pods.
 #[derive(Debug)]
 pub(crate) struct Senders(HashSet<(TunnelKeys, IpAddr)>);
@@ -592,9 +603,9 @@ impl Access<'_> {
     }
 
     /// Some of the flows of a holder are missing in the switch.
-    pub(crate) fn lost(&mut self, holder: Holder, now: Timestamp) {
+    pub(crate) fn lost(&mut self, holder: Holder) {
         if let Holder::Group(id) = holder {
-            self.cache.groups_mut().lost(id, now);
+            self.cache.groups_mut().lost(id);
         }
     }
 
@@ -602,13 +613,6 @@ impl Access<'_> {
     pub(crate) fn ends(&mut self, key: &FlowKey, now: Timestamp) {
         if let Ends::Group { mark, .. } = key.matches.ends {
             self.cache.groups_mut().ends(mark, now);
-        }
-    }
-
-    /// Lost flows of a holder are written again.
-    pub(crate) fn restored(&mut self, holder: Holder, now: Timestamp) {
-        if let Holder::Group(id) = holder {
-            self.cache.groups_mut().restored(id, now);
         }
     }
 
@@ -711,18 +715,18 @@ impl Access<'_> {
 
     /// Adopts the marks of an earlier run whose flows, which may be in `found`, today's rules would still write, for
     /// addresses whose names are not known. Removes all other marks from the kernel, but for those of addresses that
-    /// were told again meanwhile, or whose groups are not in force ([`Cache::end_former`]). Returns how many marks were
-    /// adopted, and how many removed.
+    /// were told again meanwhile, or whose groups are not in force ([`Cache::end_former`]).
     pub(crate) fn adopt_marks(
         &mut self,
         marks: Vec<(PortId, MarkFound)>,
         found: &HashMap<FlowKey, InstalledFlow>,
         comparison: u32,
         batch: &mut Batch,
-    ) -> (usize, usize) {
+    ) -> AdoptedMarks {
         let now = batch.now();
+        let mut result = AdoptedMarks::default();
         if marks.is_empty() {
-            return (0, 0);
+            return result;
         }
         // What a number stood for: flows that nobody has now, else those of the group that has the number again.
         let of_nobody = found.iter().map(|(key, flow)| (key.clone(), flow.cookie));
@@ -731,7 +735,6 @@ impl Access<'_> {
         for (mark, of_group) in self.by_mark(of_groups) {
             flows.entry(mark).or_insert(of_group);
         }
-        let (mut adopted, mut removed) = (0, 0);
         for (port, mark) in marks {
             let MarkFound {
                 ifindex,
@@ -765,17 +768,19 @@ impl Access<'_> {
             });
             let Some(entry) = entry else {
                 batch.mark(MarkChange::Remove { ifindex, address });
-                removed += 1;
+                result.removed += 1;
                 continue;
             };
             if entry.adopted.is_some() {
                 entry.installed.go_on_with(&mark, now);
-                adopted += 1;
+                result.adopted += 1;
             }
+            let has_flows = entry.installed.is_unsent();
             let is_removed = self.cache.end_former(port, &mark, comparison, batch);
-            removed += usize::from(is_removed);
+            result.removed += usize::from(is_removed);
+            result.any_stays |= has_flows && !is_removed;
         }
-        (adopted, removed)
+        result
     }
 
     /// Flows of groups by port and mark, without those in which marks end.
@@ -884,7 +889,7 @@ fn plan(
                 denials_only: entry.is_refused,
                 is_denied,
             },
-            known: known.map(|known| *known),
+            known,
             further: further.map(|rules| &rules[..]),
             // An address without a denied name may get a mark in place of its flows.
             may_stay: may_stay && is_denied,

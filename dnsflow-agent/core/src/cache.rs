@@ -40,7 +40,7 @@ use crate::{
         ports::{CachedPort, CachedPorts, Key},
     },
     installed::{Batch, Groups},
-    io::output::Output,
+    io::{input::BatchId, output::Output},
     policy::plan::Room,
     values::{
         ids::PortId,
@@ -56,6 +56,7 @@ pub(crate) use entries::{
     Entry,
     names::{Claim, Standing, Term},
 };
+pub(crate) use marks::Missing;
 
 /// The DNS answers to all pods.
 #[derive(Debug)]
@@ -68,6 +69,8 @@ pub(crate) struct Cache {
     backends: BTreeSet<Key>,
     /// The addresses whose marks end when the switch has the flows that replace them.
     ending: BTreeSet<Key>,
+    /// By batch, the addresses with flows in it that are to replace their marks.
+    unconfirmed: BTreeMap<BatchId, BTreeSet<Key>>,
     /// The ports that were told names before it was known whether a rule mentions the names, with the number of their
     /// answers that were deferred.
     mention_unknown: BTreeMap<PortId, usize>,
@@ -139,6 +142,7 @@ impl Cache {
             due: Due::default(),
             backends: BTreeSet::new(),
             ending: BTreeSet::new(),
+            unconfirmed: BTreeMap::new(),
             mention_unknown: BTreeMap::new(),
             earlier: EarlierRun::default(),
             cut: BTreeMap::new(),

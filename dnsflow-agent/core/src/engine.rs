@@ -307,7 +307,7 @@ impl Engine {
                 let over = self.switch.disconnected();
                 self.hold.lost(self.switch.unanswered(), now);
                 let comparisons = self.switch.comparisons();
-                self.told.cache.groups_mut().disconnected(comparisons);
+                self.told.cache.disconnected(comparisons);
                 self.hold.waits_over(over, now);
             }
             Input::Applied { batch: id, result } => {
@@ -327,6 +327,8 @@ impl Engine {
                     self.told.cache.confirmed(id, foreign, batch);
                     // Before the answers go back that wait for the marks.
                     batch.give_out_marks(&mut self.out);
+                } else {
+                    self.told.cache.not_confirmed(id);
                 }
             }
             Input::Dropping(dropping) => {

@@ -16,7 +16,7 @@ use crate::{
     values::{
         flow::{Cookie, FlowBody, FlowKey},
         ids::PortId,
-        limits::{COUNTERS_DELAY_MAX, GROUP_LATE},
+        limits::COUNTERS_DELAY_MAX,
     },
 };
 
@@ -40,6 +40,16 @@ pub(crate) enum Installed {
 pub(crate) struct Replaced {
     marked: Marked,
     flows: Flows,
+    beside: Beside,
+}
+
+/// A mark beside flows.
+#[derive(Clone, Copy, Debug, Default)]
+struct Beside {
+    /// Whether the mark is by former rules: it ends when the switch has the flows, or does not take them.
+    ends: bool,
+    /// Whether the switch has the flows.
+    is_confirmed: bool,
 }
 
 /// An address with a group.
@@ -48,6 +58,8 @@ pub(crate) struct Marked {
     group: GroupId,
     /// The end that the kernel was told; `None` until the flows of the group are in force.
     until: Option<Timestamp>,
+    /// The group that the kernel was told, if it was told an end.
+    told: GroupId,
     /// When the kernel was told of the group.
     set_at: Timestamp,
     /// When a packet was last marked, or the kernel was first told of a group.
@@ -58,8 +70,6 @@ pub(crate) struct Marked {
     is_counted: bool,
     /// The last reading that has found the mark.
     found_in: u32,
-    /// If the address has flows by other rules by now: the end of the mark, although the switch has not taken them.
-    ends_at: Option<Timestamp>,
 }
 
 /// A reading of all marks: a part of a comparison.
@@ -145,11 +155,22 @@ impl Installed {
         }
     }
 
-    fn of_parts(flows: Flows, marked: Option<Marked>) -> Self {
+    fn of_parts(flows: Flows, marked: Option<Marked>, beside: Beside) -> Self {
         match marked {
             None => Self::Flows(flows),
             Some(marked) if flows.is_empty() => Self::Marked(marked),
-            Some(marked) => Self::Replaced(Box::new(Replaced { marked, flows })),
+            Some(marked) => Self::Replaced(Box::new(Replaced {
+                marked,
+                flows,
+                beside,
+            })),
+        }
+    }
+
+    fn beside(&self) -> Beside {
+        match self {
+            Self::Flows(_) | Self::Marked(_) => Beside::default(),
+            Self::Replaced(replaced) => replaced.beside,
         }
     }
 
@@ -222,12 +243,10 @@ impl Installed {
     /// How the flows of the address, or of its group, came into the switch.
     pub(crate) fn written(&self, groups: &Groups) -> Written {
         let written = |flows: Option<&Flows>| flows.map(|flows| flows.written).unwrap_or_default();
-        let Some(marked) = self.marked() else {
+        let marked = self.marked().filter(|_| !self.is_ending());
+        let Some(marked) = marked else {
             return written(self.own());
         };
-        if marked.ends_at.is_some() {
-            return written(self.own());
-        }
         if groups.is_in_force(marked.group) {
             return Written::Before;
         }
@@ -273,8 +292,11 @@ impl Installed {
             && groups.is_plan(marked.group, &wanted)
         {
             groups.write(marked.group, batch);
-            if let Some(flows) = self.own_mut() {
+            if let Self::Replaced(replaced) = self {
+                let before = batch.len();
+                let Replaced { flows, beside, .. } = &mut **replaced;
                 flows.enforce(address.into(), of_address(wanted), adopted, batch);
+                beside.is_confirmed &= !batch.adds_since(before);
             }
             return Enforced::default();
         }
@@ -286,6 +308,7 @@ impl Installed {
             _ if needs_flows || !is_tried => None,
             _ => groups.take(port, &wanted, batch),
         };
+        let mut beside = self.beside();
         let (mut flows, marked) = std::mem::take(self).into_parts();
         let has_flows = !flows.is_empty();
         let (enforced, marked) = match (marked, group) {
@@ -309,17 +332,19 @@ impl Installed {
                 (Enforced::by_mark(count), Some(marked))
             }
             (Some(mut marked), Some(group)) => {
-                marked.ends_at = None;
+                beside.ends = false;
                 let before = std::mem::replace(&mut marked.group, group);
                 groups.release(before, address, now);
                 marked.set(place, groups, batch);
                 if has_flows {
                     let wanted = of_address(wanted);
+                    let before = batch.len();
                     flows.enforce(address.into(), wanted, adopted, batch);
+                    beside.is_confirmed &= !batch.adds_since(before);
                 }
                 (Enforced::by_mark(count), Some(marked))
             }
-            (Some(mut marked), None) => {
+            (Some(marked), None) => {
                 let wanted = of_address(wanted);
                 let before = batch.len();
                 let enforced = flows.enforce(address.into(), wanted, adopted, batch);
@@ -327,18 +352,20 @@ impl Installed {
                     changed: true,
                     ..enforced
                 };
+                // Adopted flows are there.
+                let were_there = beside.is_confirmed || !has_flows;
+                beside.is_confirmed = were_there && !batch.adds_since(before);
                 // What a rule denies closes at once, and so does what no rule opens, or flows that are there.
-                let is_awaited = marked.ends_at.is_some() || batch.adds_since(before);
-                let stays = marked.until.is_some() && is_awaited && !flows.is_empty() && !is_denied;
-                if stays {
-                    marked.ends_at.get_or_insert(now + GROUP_LATE);
-                } else {
+                let is_awaited = !beside.is_confirmed && !flows.is_empty() && !is_denied;
+                let stays = marked.until.is_some() && is_awaited;
+                beside.ends = stays;
+                if !stays {
                     marked.remove(place, groups, batch);
                 }
                 (enforced, Some(marked).filter(|_| stays))
             }
         };
-        *self = Self::of_parts(flows, marked);
+        *self = Self::of_parts(flows, marked, beside);
         enforced
     }
 
@@ -407,7 +434,7 @@ impl Installed {
             let plan = of_address(groups.plan(marked.group));
             flows.enforce(place.address.into(), plan, None, batch);
         }
-        *self = Self::of_parts(flows, marked);
+        *self = Self::of_parts(flows, marked, Beside::default());
     }
 
     /// Removes a mark that is replaced, once this comparison has found all flows that replace it. Returns whether it
@@ -419,13 +446,9 @@ impl Installed {
         groups: &mut Groups,
         batch: &mut Batch,
     ) -> bool {
-        let now = batch.now();
         let is_over = match self {
             Self::Flows(_) | Self::Marked(_) => false,
-            Self::Replaced(replaced) => {
-                let is_late = replaced.marked.ends_at.is_some_and(|end| end <= now);
-                is_late || replaced.flows.are_all_seen(comparison)
-            }
+            Self::Replaced(replaced) => replaced.flows.are_all_seen(comparison),
         };
         if is_over {
             self.end_mark(place, groups, batch);
@@ -433,34 +456,45 @@ impl Installed {
         is_over
     }
 
-    /// Removes the mark by former rules of an address that [is ending](Self::is_ending), if the switch has confirmed the
-    /// flows that replace it with this batch. Returns whether it has.
+    /// The switch has confirmed the flows of this batch. If they replace a mark by former rules, that is removed.
     pub(crate) fn confirmed(
         &mut self,
         place: Place,
         written_in: BatchId,
         groups: &mut Groups,
         batch: &mut Batch,
-    ) -> bool {
-        let is_over = match self {
-            Self::Flows(_) | Self::Marked(_) => false,
-            Self::Replaced(replaced) => {
-                let flows = &replaced.flows;
-                flows.written == Written::In(written_in) && !flows.is_lost()
+    ) {
+        if let Self::Replaced(replaced) = self
+            && replaced.flows.written == Written::In(written_in)
+            && !replaced.flows.is_lost()
+        {
+            replaced.beside.is_confirmed = true;
+            if replaced.beside.ends {
+                self.end_mark(place, groups, batch);
             }
-        };
-        if is_over {
-            self.end_mark(place, groups, batch);
         }
-        is_over
     }
 
     /// Whether the address has a mark by former rules, and flows that replace it.
     pub(crate) fn is_ending(&self) -> bool {
-        self.marked().is_some_and(|marked| marked.ends_at.is_some())
+        self.beside().ends
     }
 
-    fn end_mark(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
+    /// The batch with flows that are to replace the mark of the address, if the switch has not confirmed them.
+    pub(crate) fn unconfirmed_in(&self) -> Option<BatchId> {
+        match self {
+            Self::Replaced(replaced) if !replaced.beside.is_confirmed => {
+                match replaced.flows.written {
+                    Written::In(batch) => Some(batch),
+                    Written::Before | Written::Unsent { .. } => None,
+                }
+            }
+            Self::Flows(_) | Self::Marked(_) | Self::Replaced(_) => None,
+        }
+    }
+
+    /// Removes the mark of an address that has flows.
+    pub(crate) fn end_mark(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
         let (mut flows, marked) = std::mem::take(self).into_parts();
         if let Some(marked) = marked {
             marked.remove(place, groups, batch);
@@ -509,16 +543,20 @@ impl Installed {
     }
 
     /// The kernel goes on with this mark of an earlier run until the group of the address is in force.
-    pub(crate) fn keep_former(&mut self, found: &MarkFound) {
-        if let Some(marked) = self.marked_mut() {
-            marked.until.get_or_insert(found.until);
+    pub(crate) fn keep_former(&mut self, found: &MarkFound, groups: &Groups) {
+        if let Some(marked) = self.marked_mut()
+            && marked.until.is_none()
+        {
+            marked.until = Some(found.until);
+            marked.told = groups.number_in(found.mark).unwrap_or(marked.told);
         }
     }
 
     /// The flows of its group do not come: removes the mark of the former one, if the kernel has it.
     pub(crate) fn end_former(&mut self, place: Place, groups: &Groups, batch: &mut Batch) {
         let Place { port, address, .. } = place;
-        if let Some(marked) = self.marked_mut()
+        let marked = self.marked_mut();
+        if let Some(marked) = marked.filter(|marked| marked.told != marked.group)
             && marked.until.take().is_some()
             && let Some(ifindex) = groups.interface(port)
         {
@@ -631,12 +669,12 @@ impl Marked {
         Self {
             group,
             until: None,
+            told: group,
             set_at: now,
             used_at: now,
             is_used: false,
             is_counted: false,
             found_in: 0,
-            ends_at: None,
         }
     }
 
@@ -678,7 +716,7 @@ impl Marked {
                 mark: mark.value(),
                 until,
             });
-            self.until = Some(until);
+            (self.until, self.told) = (Some(until), self.group);
             self.set_at = now;
         }
     }

@@ -20,7 +20,7 @@ impl Cache {
         batch: &mut Batch,
     ) -> Enforced {
         let groups = &mut self.groups;
-        let (enforced, has_adopted, is_ending) =
+        let (enforced, has_adopted, is_ending, written_in) =
             self.ports.enforce((port, address), |entry, place| {
                 let adopted = entry.adopted.as_ref();
                 let in_switch = adopted.filter(|adopted| adopted.in_switch);
@@ -29,12 +29,15 @@ impl Cache {
                     adopted: in_switch.map(|adopted| &adopted.flows),
                 };
                 let enforced = entry.installed.enforce(place, wanted, groups, batch);
-                (enforced, adopted.is_some(), entry.installed.is_ending())
+                let is_ending = entry.installed.is_ending();
+                let written_in = entry.installed.unconfirmed_in();
+                (enforced, adopted.is_some(), is_ending, written_in)
             });
         self.note_unplanned(port, address, false);
         if is_ending {
             self.ending.insert((port, address));
         }
+        self.note_unconfirmed((port, address), written_in);
         self.version += u64::from(enforced.changed);
         if has_adopted {
             self.forget_unruled((port, address));
@@ -92,20 +95,32 @@ impl Cache {
     /// How many flows an address may have now.
     pub(crate) fn room(&self, port: PortId, address: IpAddr) -> Room {
         let entries = &self.port(port).entries;
-        let own = entries.get(address);
-        let own = own.map_or(0, |entry| entry.installed.len());
+        let entry = entries.get(address);
+        let own = entry.map_or(0, |entry| entry.installed.len());
         let of_port = entries.sizes().flows - own;
         let of_node = self.ports.totals().flows - own;
         let most_of_node = self.limits.flows_per_node_max();
         let share = most_of_node / self.ports.len().max(1);
-        // What is open is not closed because others have many.
-        if of_node >= most_of_node && of_port >= share && own <= 1 {
-            Room::Least
+        // What is open is not closed because others have many. At a start, it is not known yet what is open.
+        if of_node >= most_of_node && of_port >= share && self.earlier.is_adopted() {
+            Room::least(entry.map_or(0, |entry| self.flows_at(entry)))
         } else if of_port >= self.limits.flows_per_port_max() {
             Room::Little
         } else {
             Room::Usual
         }
+    }
+
+    /// How many flows let the pod reach an address, as far as is known: those of its own, of its group, or of an earlier run.
+    fn flows_at(&self, entry: &Entry) -> usize {
+        let of_group = entry.installed.group();
+        let of_group = of_group.and_then(|group| self.groups.flows(group));
+        let adopted = entry.adopted.as_ref();
+        entry
+            .installed
+            .len()
+            .max(of_group.map_or(0, Flows::len))
+            .max(adopted.map_or(0, |adopted| adopted.flows.len()))
     }
 
     /// The plan of an address was made in this room; `is_cut`: not all flows of its rules are in it.

@@ -35,7 +35,8 @@ use crate::{
 /// The entries of one port.
 #[derive(Debug, Default)]
 pub(crate) struct Entries {
-    by_address: HashMap<IpAddr, Entry>,
+    /// In boxes: a table that grows has twice the room that it needs.
+    by_address: HashMap<IpAddr, Box<Entry>>,
     /// Those of the addresses that are of IPv6, in order.
     ipv6: BTreeSet<Ipv6Addr>,
     /// For each name, the addresses whose entries have the name.
@@ -98,24 +99,24 @@ impl Entries {
 
     /// An entry, if there is one.
     pub(super) fn get(&self, address: IpAddr) -> Option<&Entry> {
-        self.by_address.get(&address)
+        self.by_address.get(&address).map(Box::as_ref)
     }
 
     /// The same, to change fields that no index or total depends on.
     pub(super) fn get_mut(&mut self, address: IpAddr) -> Option<&mut Entry> {
-        self.by_address.get_mut(&address)
+        self.by_address.get_mut(&address).map(Box::as_mut)
     }
 
     /// All of them.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (IpAddr, &Entry)> {
         let entries = self.by_address.iter();
-        entries.map(|(address, entry)| (*address, entry))
+        entries.map(|(address, entry)| (*address, &**entry))
     }
 
     /// The same, to change fields that no index or total depends on.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (IpAddr, &mut Entry)> {
         let entries = self.by_address.iter_mut();
-        entries.map(|(address, entry)| (*address, entry))
+        entries.map(|(address, entry)| (*address, &mut **entry))
     }
 
     /// The addresses in a network of IPv6.
@@ -177,7 +178,7 @@ impl Entries {
 
     /// Looks whether all entries are denied.
     pub(super) fn look_for_undenied(&mut self) {
-        self.all_are_denied = self.by_address.values().all(Entry::is_denied);
+        self.all_are_denied = self.by_address.values().all(|entry| entry.is_denied());
     }
 
     // What changes them.
@@ -188,7 +189,7 @@ impl Entries {
             if let IpAddr::V6(address) = address {
                 self.ipv6.insert(address);
             }
-            Entry::default()
+            Box::default()
         })
     }
 
@@ -363,7 +364,7 @@ impl Entries {
         }
         let entry = self.by_address.remove(&address)?;
         self.sizes.flows -= entry.installed.len();
-        Some(entry)
+        Some(*entry)
     }
 }
 

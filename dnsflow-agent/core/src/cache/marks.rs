@@ -6,14 +6,24 @@ use std::net::IpAddr;
 use crate::{
     Timestamp,
     cache::{Cache, entries::Entry, ports::Key},
-    installed::{Batch, Groups, Installed, Place, ReadMark, Reading},
+    installed::{Batch, GroupId, Installed, ReadMark, Reading},
     io::input::{BatchId, MarkFound},
+    policy::plan::Room,
     values::{
         flow::FlowKey,
         ids::PortId,
         limits::{CHANGES_UNDER_WAY_MAX, MARK_SLACK},
     },
 };
+
+/// Who misses flows in the switch that it has answered for: it does not take them.
+#[derive(Debug, Default)]
+pub(crate) struct Missing {
+    /// Addresses with flows of their own.
+    pub(crate) entries: Vec<Key>,
+    /// Groups.
+    pub(crate) groups: Vec<GroupId>,
+}
 
 impl Entry {
     /// Whether the kernel may be told of the address. One that has ended waits until its use is known.
@@ -45,37 +55,65 @@ impl Cache {
     ) {
         let marked = self.groups.written(written_in, is_foreign);
         self.mark(marked, batch);
-        self.end_marks(batch, |installed, place, groups, batch| {
-            installed.confirmed(place, written_in, groups, batch)
-        });
+        for key in self.unconfirmed.remove(&written_in).unwrap_or_default() {
+            if let Some(entry) = self.ports.entry_mut(key) {
+                let place = entry.place(key);
+                let groups = &mut self.groups;
+                entry.installed.confirmed(place, written_in, groups, batch);
+            }
+        }
+    }
+
+    /// The switch has refused a batch, or some of it: the next comparison tells of its flows.
+    pub(crate) fn not_confirmed(&mut self, written_in: BatchId) {
+        self.unconfirmed.remove(&written_in);
+    }
+
+    /// The connection is lost: no batch is confirmed any more. `comparisons` is how many have ended.
+    pub(crate) fn disconnected(&mut self, comparisons: u32) {
+        self.groups.disconnected(comparisons);
+        self.unconfirmed.clear();
+    }
+
+    /// Notes which batch has the flows that are to replace the mark of an address.
+    pub(super) fn note_unconfirmed(&mut self, key: Key, written_in: Option<BatchId>) {
+        if let Some(written_in) = written_in {
+            self.unconfirmed.entry(written_in).or_default().insert(key);
+        }
     }
 
     /// A comparison has ended, likewise. Addresses that a load balancer leads to get flows in place of their marks, some
     /// at a time. Removes the flows of groups that no address has.
-    pub(crate) fn compared(&mut self, comparison: u32, batch: &mut Batch) {
+    pub(crate) fn compared(&mut self, comparison: u32, missing: Missing, batch: &mut Batch) {
         let marked = self.groups.compared(comparison);
         self.mark(marked, batch);
-        for key in self.groups.late(batch.now()) {
+        // What the switch does not take is not waited for.
+        for key in missing
+            .groups
+            .iter()
+            .flat_map(|id| self.groups.awaiting(*id))
+        {
             if let Some(entry) = self.ports.entry_mut(key) {
                 let place = entry.place(key);
                 entry.installed.end_former(place, &self.groups, batch);
             }
         }
-        self.end_marks(batch, |installed, place, groups, batch| {
-            installed.compared(place, comparison, groups, batch)
-        });
+        for key in missing.entries {
+            let entry = self.ports.entry_mut(key);
+            if let Some(entry) = entry.filter(|entry| entry.installed.is_ending()) {
+                let place = entry.place(key);
+                entry.installed.end_mark(place, &mut self.groups, batch);
+            }
+        }
+        self.end_marks(comparison, batch);
         if self.groups.are_on() {
             self.replace_marks(comparison, batch);
         }
         self.groups.sweep(batch);
     }
 
-    /// Ends marks by former rules, where `end` finds that the switch has the flows that replace them.
-    fn end_marks(
-        &mut self,
-        batch: &mut Batch,
-        end: impl Fn(&mut Installed, Place, &mut Groups, &mut Batch) -> bool,
-    ) {
+    /// Ends marks by former rules, where this comparison has found the flows that replace them.
+    fn end_marks(&mut self, comparison: u32, batch: &mut Batch) {
         let groups = &mut self.groups;
         let ports = &mut self.ports;
         self.ending.retain(|key| {
@@ -84,7 +122,7 @@ impl Cache {
                 .filter(|entry| entry.installed.is_ending())
                 .is_some_and(|entry| {
                     let place = entry.place(*key);
-                    !end(&mut entry.installed, place, groups, batch)
+                    !entry.installed.compared(place, comparison, groups, batch)
                 })
         });
     }
@@ -172,7 +210,7 @@ impl Cache {
         match is_another {
             true => entry.installed.remove_former(found, batch),
             false => {
-                entry.installed.keep_former(found);
+                entry.installed.keep_former(found, groups);
                 groups.keep_former(found.mark);
             }
         }
@@ -253,15 +291,18 @@ impl Cache {
         let entry = entries.get(address);
         entry.is_some_and(|entry| entry.is_backend && entry.installed.is_by_mark_alone())
             && entries.sizes().flows < self.limits.flows_per_port_max() / 2
+            && !matches!(self.room(port, address), Room::Least(_))
     }
 
     /// Gives flows to an address that lacks them. Its mark stays until the switch has them.
     pub(crate) fn replace_mark(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
         if self.lacks_flows(port, address) {
             let groups = &self.groups;
-            self.ports.enforce((port, address), |entry, place| {
+            let written_in = self.ports.enforce((port, address), |entry, place| {
                 entry.installed.replace(place, groups, batch);
+                entry.installed.unconfirmed_in()
             });
+            self.note_unconfirmed((port, address), written_in);
             self.version += 1;
         }
     }

@@ -275,6 +275,12 @@ impl Flows {
         lost
     }
 
+    /// Whether this comparison, which began at `since`, should have found flows that it has not found.
+    pub(crate) fn are_any_missing(&self, comparison: u32, since: Timestamp) -> bool {
+        let is_missing = |flow: &Flow| flow.seen_in != comparison && flow.written_at < since;
+        self.flows.iter().any(is_missing)
+    }
+
     /// Whether this comparison has found all of the flows.
     pub(crate) fn are_all_seen(&self, comparison: u32) -> bool {
         let mut flows = self.flows.iter();

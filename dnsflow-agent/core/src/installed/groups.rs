@@ -22,9 +22,7 @@ use crate::{
     values::{
         flow::{Cookie, FlowKey, Masked, Target},
         ids::PortId,
-        limits::{
-            GROUP_LATE, GROUP_RESTS, GROUP_STAYS, GROUPS_PER_PORT_MAX, MARKS_REFUSED, SWEPT_MAX,
-        },
+        limits::{GROUP_RESTS, GROUP_STAYS, GROUPS_PER_PORT_MAX, MARKS_REFUSED, SWEPT_MAX},
     },
 };
 
@@ -64,8 +62,6 @@ struct Group {
     flows: Flows,
     /// Whether the switch has confirmed the flows, and none was lost since.
     in_force: bool,
-    /// Since when they are awaited, if they are not in force.
-    late_since: Timestamp,
     /// How many addresses have the group.
     addresses: usize,
     /// Since when no address has the group, if none has.
@@ -207,7 +203,6 @@ impl Groups {
             plan: plan.clone(),
             flows,
             in_force: false,
-            late_since: now,
             addresses: 0,
             unused_since: now,
             waiting: BTreeSet::new(),
@@ -328,25 +323,14 @@ impl Groups {
         self.groups.get(&id).is_some_and(|group| group.in_force)
     }
 
-    /// The addresses that wait for groups whose flows a comparison has not found, although they were sent a while ago: the
-    /// switch does not take them.
-    pub(crate) fn late(&self, now: Timestamp) -> Vec<(PortId, IpAddr)> {
-        let late = self.groups.values().filter(|group| {
-            let is_sent = !matches!(group.flows.written, Written::Unsent { .. });
-            is_sent && !group.in_force && group.late_since + GROUP_LATE <= now
-        });
-        let waiting = late.flat_map(|group| {
+    /// The addresses that wait for a group.
+    pub(crate) fn awaiting(&self, id: GroupId) -> Vec<(PortId, IpAddr)> {
+        let group = self.groups.get(&id).filter(|group| !group.in_force);
+        let waiting = group.into_iter().flat_map(|group| {
             let addresses = group.waiting.iter();
             addresses.map(|address| (group.port, *address))
         });
         waiting.collect()
-    }
-
-    /// Flows of the group are written again.
-    pub(crate) fn restored(&mut self, id: GroupId, now: Timestamp) {
-        if let Some(group) = self.groups.get_mut(&id) {
-            group.late_since = now;
-        }
     }
 
     /// The flows of a group.
@@ -378,11 +362,9 @@ impl Groups {
     }
 
     /// A flow of the group was lost.
-    pub(crate) fn lost(&mut self, id: GroupId, now: Timestamp) {
-        if let Some(group) = self.groups.get_mut(&id)
-            && std::mem::take(&mut group.in_force)
-        {
-            group.late_since = now;
+    pub(crate) fn lost(&mut self, id: GroupId) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.in_force = false;
         }
     }
 

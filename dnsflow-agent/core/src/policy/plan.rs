@@ -25,7 +25,7 @@ use crate::{
             Action, Cookie, FlowBody, FlowKey, FlowTemplate, Masked, Registers, Sentinel, Transport,
         },
         ids::PortId,
-        limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX, Limit},
+        limits::{FEW_FLOWS, FLOWS_OF_RULE, FLOWS_PER_ADDRESS_MAX, Limit},
         name::DomainName,
     },
 };
@@ -225,8 +225,9 @@ pub(crate) fn matched_by_any<'a>(
 /// How many flows an address may have.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Room {
-    /// One: the addresses of all ports have many, and those of its port more than their share.
-    Least,
+    /// As many as it has, and those of one rule at least ([`FLOWS_OF_RULE`]): the addresses of all ports have many, and
+    /// those of its port more than their share.
+    Least(u16),
     /// Few: the addresses of its port have many ([`FEW_FLOWS`]).
     Little,
     /// As many as any ([`FLOWS_PER_ADDRESS_MAX`]).
@@ -234,9 +235,15 @@ pub enum Room {
 }
 
 impl Room {
+    /// No more than these.
+    pub(crate) fn least(flows: usize) -> Self {
+        let flows = flows.clamp(FLOWS_OF_RULE, FLOWS_PER_ADDRESS_MAX);
+        Self::Least(u16::try_from(flows).unwrap_or(u16::MAX))
+    }
+
     fn flows(self) -> usize {
         match self {
-            Self::Least => 1,
+            Self::Least(flows) => flows.into(),
             Self::Little => FEW_FLOWS,
             Self::Usual => FLOWS_PER_ADDRESS_MAX,
         }
@@ -245,7 +252,7 @@ impl Room {
     /// The limit behind it.
     pub(crate) fn limit(self) -> Limit {
         match self {
-            Self::Least => Limit::FlowsOfNode,
+            Self::Least(_) => Limit::FlowsOfNode,
             Self::Little => Limit::FlowsOfPod,
             Self::Usual => Limit::FlowsOfAddress,
         }

@@ -6,6 +6,7 @@ use super::{Phase, Switch};
 use crate::{
     Command, Timestamp,
     access::{Access, Holder},
+    cache::Missing,
     installed::{Batch, ReadMark, Reading, Written},
     io::{
         input::{BatchId, FlowQuestion, MarkChange, MarkFound},
@@ -120,7 +121,7 @@ impl Switch {
         if flows.lose(key, cookie) {
             self.lost.holders.push(holder);
             self.lost.at.get_or_insert(now + RESTORE_DELAY);
-            access.lost(holder, now);
+            access.lost(holder);
         }
     }
 
@@ -374,8 +375,9 @@ impl Switch {
             adopted += access.adopt(&mut unknown, number, &mut batch);
         }
         // There are some in the first comparison alone.
-        let (kept, removed_marks) = access.adopt_marks(marks, &unknown, number, &mut batch);
-        adopted += kept;
+        let of_marks = access.adopt_marks(marks, &unknown, number, &mut batch);
+        adopted += of_marks.adopted;
+        let removed_marks = of_marks.removed;
         out.counters.marks_removed += removed_marks as u64;
         // Flows that have come to be wanted since the dump has shown them: to remove them now would remove the new
         // ones, which have the same cookies.
@@ -398,10 +400,10 @@ impl Switch {
             !stays
         });
         let some_stayed = std::mem::replace(&mut self.comparison.some_stay, !stay.is_empty());
-        if self.comparison.some_stay && !some_stayed {
+        if self.comparison.some_stay && !some_stayed || of_marks.any_stays {
             self.compare_by(now + COMPARE_AGAIN);
         }
-        let added = self.find_lost(access, since);
+        let (added, missing) = self.find_lost(access, since);
         let removed = unknown.len();
         access.counters_read(since);
         // In one batch with the flows that replace them.
@@ -427,7 +429,7 @@ impl Switch {
             access.cache.expire(&mut batch);
         }
         access.decide_undecided(&mut batch);
-        access.cache.compared(number, &mut batch);
+        access.cache.compared(number, missing, &mut batch);
         self.put_off(&mut batch, |_| true);
         // Flows that wait to be removed keep theirs, and so do those that were not looked at.
         stay.extend(self.waiting.sentinels());
@@ -439,10 +441,12 @@ impl Switch {
         Some(batch)
     }
 
-    /// Finds the flows that the dump has not shown; returns how many there are.
-    fn find_lost(&mut self, access: &mut Access<'_>, since: Timestamp) -> usize {
+    /// Finds the flows that the dump has not shown. Returns how many are lost, and who misses flows that the switch has
+    /// answered for before the dump.
+    fn find_lost(&mut self, access: &mut Access<'_>, since: Timestamp) -> (usize, Missing) {
         let number = self.comparison.number;
         let mut lost = 0;
+        let mut missing = Missing::default();
         // Whoever still has lost flows is found again, and ports that are gone are not.
         self.lost.holders = LostHolders::default();
         for holder in access.holders() {
@@ -458,14 +462,20 @@ impl Switch {
                 Written::Before | Written::Unsent { .. } => false,
             };
             if !is_on_its_way {
+                let is_sent = !matches!(flows.written, Written::Unsent { .. });
+                match holder {
+                    _ if !is_sent || !flows.are_any_missing(number, since) => {}
+                    Holder::Group(id) => missing.groups.push(id),
+                    Holder::Entry(port, address) => missing.entries.push((port, address)),
+                }
                 lost += flows.mark_lost(target, number, since, |key| self.is_foreign(key));
             }
             if flows.is_lost() {
                 self.lost.holders.push(holder);
-                access.lost(holder, since);
+                access.lost(holder);
             }
         }
-        lost
+        (lost, missing)
     }
 }
 
@@ -474,6 +484,5 @@ fn restore(access: &mut Access<'_>, holder: Holder, batch: &mut Batch, out: &mut
     if let Some((target, flows)) = access.flows(holder) {
         let written = flows.restore(target, batch);
         out.counters.flows_restored += written as u64;
-        access.restored(holder, batch.now());
     }
 }

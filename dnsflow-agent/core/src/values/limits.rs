@@ -123,8 +123,8 @@ impl CacheLimits {
         self.addresses_per_port_max.saturating_mul(FEW_FLOWS)
     }
 
-    /// Flows that all addresses of all ports have together before a further one has one, if its port has more than its
-    /// share: two for each name.
+    /// Flows that all addresses of all ports have together before an address gets no more than [`FLOWS_OF_RULE`], or than
+    /// it has, if its port has more than its share: two for each name.
     pub fn flows_per_node_max(&self) -> usize {
         self.names_per_node_max.saturating_mul(2)
     }
@@ -216,6 +216,9 @@ pub const FLOWS_PER_ADDRESS_MAX: usize = 256;
 /// Flows of one address where those of the port have many ([`CacheLimits::flows_per_port_max`]). An address that needs no
 /// more always gets them.
 pub const FEW_FLOWS: usize = 8;
+/// Flows of one address where those of the node have many, unless it has more: those of a rule without ports, for which a
+/// stateful logical switch has two logical flows.
+pub const FLOWS_OF_RULE: usize = 2;
 /// Changes in one batch: the edge refuses a larger one as a whole. More changes go in several batches.
 pub const CHANGES_PER_BATCH_MAX: usize = 1 << 18;
 /// A pod whose answers change too many flows is reported this often.
@@ -388,9 +391,6 @@ pub(crate) const GROUP_RESTS: Duration = Duration::from_secs(30);
 /// Flows of groups that end with one comparison, but for those of the last group: as many as the switch takes until the
 /// next one.
 pub(crate) const SWEPT_MAX: usize = 1 << 14;
-/// How long an address keeps the mark of a former group whose successor is not in force, until the next comparison. A
-/// queue of changes takes less; beyond, the switch does not take the flows, and the former rules end without them.
-pub(crate) const GROUP_LATE: Duration = Duration::from_secs(5);
 /// How long addresses get flows of their own after the kernel has refused a mark. Then one is tried again.
 pub(crate) const MARKS_REFUSED: Duration = Duration::from_secs(60);
 /// How long a mark counts after the last end of the address's names. In this time the agent reads whether the

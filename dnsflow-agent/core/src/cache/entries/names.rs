@@ -112,20 +112,27 @@ impl Term {
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     terms: SmallVec<[(DomainName, Term); 1]>,
-    /// How many of them a rule denies.
-    denied: usize,
-    /// When the last one ends, as far as that is known.
-    last_end: Option<Timestamp>,
-    /// The rules that decide over the plan, if there are more names than are kept of allowed ones.
-    deciding: Option<Box<Deciding>>,
-    /// The names by their rules, if there are as many as are kept and a further one has asked for them.
-    by_rules: Option<Box<ByRules>>,
+    /// What is known of them together, if there are several.
+    several: Option<Box<Several>>,
     /// How many names were looked at for further ones.
     #[cfg(test)]
     pub(in crate::cache) looked_at: usize,
     /// How many names were looked at for whatever reason.
     #[cfg(test)]
     pub(in crate::cache) work: std::cell::Cell<usize>,
+}
+
+/// What is known of several names together.
+#[derive(Debug, Default)]
+struct Several {
+    /// How many of them a rule denies.
+    denied: usize,
+    /// When the last one ends, as far as that is known.
+    last_end: Option<Timestamp>,
+    /// The rules that decide over the plan, if there are more names than are kept of allowed ones.
+    deciding: Option<Deciding>,
+    /// The names by their rules, if there are as many as are kept and a further one has asked for them.
+    by_rules: Option<ByRules>,
 }
 
 impl Names {
@@ -169,12 +176,21 @@ impl Names {
 
     /// When the last name ends.
     pub(super) fn last_end(&self) -> Option<Timestamp> {
-        self.last_end.or_else(|| self.ends().max())
+        let known = self.several.as_ref().and_then(|names| names.last_end);
+        known.or_else(|| self.ends().max())
     }
 
     /// The number of names that a rule denies.
     pub(super) fn denied(&self) -> usize {
-        self.denied
+        match &self.several {
+            Some(several) => several.denied,
+            None => self.count_denied(),
+        }
+    }
+
+    fn count_denied(&self) -> usize {
+        let denied = self.terms.iter().filter(|(_, term)| term.is_denied);
+        denied.count()
     }
 
     /// The name that ends first, and when: of those that a rule denies, or of the others.
@@ -201,53 +217,78 @@ impl Names {
     /// Prolongs the term of the name at this place.
     fn prolong_at(&mut self, at: usize, other: Term) {
         let term = &mut self.terms[at].1;
-        self.denied += usize::from(other.is_denied && !term.is_denied);
+        let before = *term;
         term.prolong(other);
-        let end = term.end();
-        self.note_end(end);
+        let term = *term;
+        self.changed(before, term);
     }
 
-    /// A name ends at this time, and no other one ends earlier than before.
-    fn note_end(&mut self, end: Timestamp) {
-        self.last_end = self.last_end().max(Some(end));
+    /// A name has another term, which ends no earlier.
+    fn changed(&mut self, before: Term, term: Term) {
+        let last_end = self.last_end().max(Some(term.end()));
+        if let Some(several) = &mut self.several {
+            several.denied -= usize::from(before.is_denied);
+            several.denied += usize::from(term.is_denied);
+            several.last_end = last_end;
+        }
+    }
+
+    /// Forgets what is known of names whose terms have changed, but for the number of those that a rule denies.
+    fn forget_known(&mut self, denied: usize) {
+        if let Some(several) = &mut self.several {
+            (several.by_rules, several.last_end) = (None, None);
+            several.denied = denied;
+        }
     }
 
     /// Sets the term of a name, and adds the name if it is new.
     pub(super) fn insert(&mut self, name: DomainName, term: Term) {
-        self.by_rules = None;
-        self.denied += usize::from(term.is_denied);
+        let denied = self.denied() + usize::from(term.is_denied);
         match self.place(&name) {
             Ok(at) => {
                 let before = std::mem::replace(&mut self.terms[at].1, term);
-                self.denied -= usize::from(before.is_denied);
-                self.last_end = None;
+                self.forget_known(denied - usize::from(before.is_denied));
             }
             Err(at) => {
-                self.note_end(term.end());
+                let last_end = self.last_end().max(Some(term.end()));
                 self.terms.insert(at, (name, term));
+                if self.len() > 1 {
+                    let several = self.several.get_or_insert_default();
+                    (several.denied, several.last_end) = (denied, last_end);
+                    several.by_rules = None;
+                }
             }
         }
     }
 
     /// Adds a name, whose rules are known if the names by their rules may be.
     pub(super) fn add(&mut self, name: DomainName, term: Term, standing: Option<&Standing>) {
-        let by_rules = self.by_rules.take().zip(standing);
+        let by_rules = self.take_by_rules().zip(standing);
         self.insert(name.clone(), term);
-        self.by_rules = by_rules.map(|(mut by_rules, standing)| {
-            by_rules.add(name, standing.clone());
-            by_rules
-        });
+        if let Some(several) = &mut self.several {
+            several.by_rules = by_rules.map(|(mut by_rules, standing)| {
+                by_rules.add(name, standing.clone());
+                by_rules
+            });
+        }
+    }
+
+    fn take_by_rules(&mut self) -> Option<ByRules> {
+        self.several.as_mut()?.by_rules.take()
     }
 
     /// Removes a name. Returns its term, if there was such a name.
     pub(super) fn remove(&mut self, name: &DomainName) -> Option<Term> {
         let at = self.place(name).ok()?;
-        if let Some(by_rules) = &mut self.by_rules {
-            by_rules.remove(name);
-        }
-        (self.last_end, self.deciding) = (None, None);
         let (_, term) = self.terms.remove(at);
-        self.denied -= usize::from(term.is_denied);
+        self.several = self.several.take().filter(|_| self.terms.len() > 1);
+        if let Some(several) = &mut self.several {
+            several.denied -= usize::from(term.is_denied);
+            (several.last_end, several.deciding) = (None, None);
+            if let Some(by_rules) = &mut several.by_rules {
+                by_rules.remove(name);
+            }
+        }
         Some(term)
     }
 
@@ -258,9 +299,8 @@ impl Names {
         };
         let (mut term, before) = (self.terms[other].1, self.terms[at].1);
         term.prolong(before);
-        self.denied += usize::from(term.is_denied) - usize::from(before.is_denied);
         self.terms[at].1 = term;
-        self.note_end(term.end());
+        self.changed(before, term);
         true
     }
 
@@ -271,23 +311,25 @@ impl Names {
         is_denied: impl Fn(&DomainName, &Term) -> bool,
         released: Timestamp,
     ) -> bool {
-        let mut any = false;
+        let before = self.denied();
+        let (mut released_count, mut denied_count) = (0, 0);
         for (name, term) in &mut self.terms {
             match (term.is_denied, is_denied(name, term)) {
                 (true, false) => {
                     term.release(released);
-                    self.denied -= 1;
-                    any = true;
+                    released_count += 1;
                 }
                 (false, true) => {
                     term.deny();
-                    self.denied += 1;
+                    denied_count += 1;
                 }
-                (false, false) | (true, true) => continue,
+                (false, false) | (true, true) => {}
             }
-            (self.by_rules, self.last_end) = (None, None);
         }
-        any
+        if released_count + denied_count > 0 {
+            self.forget_known(before + denied_count - released_count);
+        }
+        released_count > 0
     }
 
     /// Names whose time is over stay for as long as they are in use, if `in_use` gives a time.
@@ -296,27 +338,33 @@ impl Names {
         now: Timestamp,
         mut in_use: impl FnMut(&DomainName) -> Option<Timestamp>,
     ) {
+        let (denied, mut stays_any) = (self.denied(), false);
         for (name, term) in &mut self.terms {
             if term.end() <= now
                 && let Some(until) = in_use(name)
             {
-                (self.by_rules, self.last_end) = (None, None);
+                stays_any = true;
                 term.until = until.max(term.until);
                 term.origin = Origin::InUse;
             }
+        }
+        if stays_any {
+            self.forget_known(denied);
         }
     }
 
     // Their rules.
 
     /// Takes the rules that decided over the last plan, if no name has gone since.
-    pub(crate) fn take_deciding(&mut self) -> Option<Box<Deciding>> {
-        self.deciding.take()
+    pub(crate) fn take_deciding(&mut self) -> Option<Deciding> {
+        self.several.as_mut()?.deciding.take()
     }
 
     /// These rules have decided over a plan.
     pub(crate) fn set_deciding(&mut self, deciding: Deciding) {
-        self.deciding = Some(Box::new(deciding));
+        if let Some(several) = &mut self.several {
+            several.deciding = Some(deciding);
+        }
     }
 
     // A further name at an address with as many as are kept.
@@ -333,16 +381,19 @@ impl Names {
             return AtAddress::Room;
         }
         let version = version();
-        let known = self.by_rules.take().filter(|known| known.is_of(version));
+        let known = self.take_by_rules().filter(|known| known.is_of(version));
         #[cfg(test)]
         if known.is_none() {
             self.looked_at += self.len();
         }
-        let terms = &self.terms;
-        let by_rules = self.by_rules.insert(known.unwrap_or_else(|| {
+        let Self { terms, several, .. } = self;
+        let Some(several) = several else {
+            return AtAddress::Room;
+        };
+        let by_rules = several.by_rules.insert(known.unwrap_or_else(|| {
             let names = terms.iter();
             let names = names.map(|(name, term)| (name.clone(), standing(name, term.is_denied)));
-            Box::new(ByRules::new(version, names))
+            ByRules::new(version, names)
         }));
         by_rules.at_address(further())
     }
@@ -357,7 +408,7 @@ impl Names {
         {
             self.looked_at += self.len();
         }
-        let by_rules = self.by_rules.as_ref()?;
+        let by_rules = self.several.as_ref()?.by_rules.as_ref()?;
         by_rules.first_to_go(further, |name| self.until(name))
     }
 }

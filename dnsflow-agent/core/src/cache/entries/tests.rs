@@ -15,7 +15,7 @@ impl Entries {
         };
         assert_eq!(self.sizes, counted);
         let is_denied = |entry: &Entry| !self.all_are_denied || entry.is_denied();
-        assert!(entries().all(is_denied));
+        assert!(entries().all(|entry| is_denied(entry)));
         let adopting = self.by_address.iter();
         let adopting = adopting.filter(|(_, entry)| entry.adopted.is_some());
         let adopting: BTreeSet<IpAddr> = adopting.map(|(address, _)| *address).collect();

@@ -14,8 +14,8 @@ use crate::{
     values::{
         flow::{Action, Ends, Masked},
         limits::{
-            COMPARE_AGAIN, FLOWS_PER_ADDRESS_MAX, GROUP_LATE, GROUP_RESTS, GROUP_STAYS,
-            GROUPS_PER_PORT_MAX, MARK_SLACK, MARKS_REFUSED,
+            COMPARE_AGAIN, FLOWS_PER_ADDRESS_MAX, GROUP_RESTS, GROUP_STAYS, GROUPS_PER_PORT_MAX,
+            MARK_SLACK, MARKS_REFUSED,
         },
     },
 };
@@ -863,7 +863,7 @@ fn a_number_of_the_former_run_is_not_free_while_the_kernel_marks_with_it() {
         let open: Vec<u16> = open.map(|(.., priority)| priority).collect();
         assert_eq!(open, [11_000]);
         // That ends, although the next group does not come into force.
-        node.pass(GROUP_LATE + COMPARE_INTERVAL + COMPARE_AGAIN);
+        node.pass(COMPARE_INTERVAL + COMPARE_AGAIN);
         assert!(!node.marks.contains_key(&place));
         take_all_numbers(&mut node);
     }
@@ -927,7 +927,7 @@ fn a_mark_of_an_earlier_run_goes_if_its_number_may_be_another_ones() {
     read_southbound(&mut node);
     // At first, it may still do so.
     assert_eq!(node.marks[&place].0, former_mark);
-    node.pass(GROUP_LATE + COMPARE_INTERVAL);
+    node.pass(COMPARE_INTERVAL);
     assert!(!node.marks.contains_key(&place));
 }
 

@@ -18,8 +18,9 @@ impl Names {
     /// Checks that what is known of the names agrees with them.
     pub(in crate::cache::entries) fn check(&self) {
         let denied = self.iter().filter(|(_, term)| term.is_denied);
-        assert_eq!(self.denied, denied.count());
-        assert!(self.last_end.is_none() || self.last_end == self.ends().max());
+        assert_eq!(self.denied(), denied.count());
+        assert_eq!(self.several.is_some(), self.len() > 1);
+        assert_eq!(self.last_end(), self.ends().max());
     }
 }
 
