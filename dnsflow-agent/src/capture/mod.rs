@@ -39,6 +39,7 @@ use dnsflow_common::walk::Ports;
 use tokio::runtime::Handle;
 
 use pins::Pins;
+use program::take_map;
 
 pub use self::{
     aside::{Aside, Told},
@@ -46,7 +47,7 @@ pub use self::{
     attachments::{Attach, AttachError, Attachments},
     counters::ProgramCounters,
     deferred::DeferredAnswers,
-    entries::{Entries, Read as EntryRead, Reading},
+    entries::{Entries, Reading},
     heartbeat::{BEAT_INTERVAL, Heartbeat},
     interfaces::InterfaceSet,
     links::{LinkEvent, LinkEvents},
@@ -180,7 +181,6 @@ pub enum CaptureError {
 }
 
 /// The loaded programs, attached to nothing yet.
-#[derive(Debug)]
 pub struct Capture {
     /// Attaches and detaches.
     pub attacher: Attacher,
@@ -233,8 +233,18 @@ pub fn take_over(
     });
     let dir = pins.as_ref().map(|(pins, _)| pins.dir());
     let mut program = Program::load(options, dir)?;
-    let entries = Entries::new(program.take_map("ENTRIES")?)?;
-    let records = program.take_map("RECORDS")?;
+    let ebpf = program.ebpf_mut();
+    let entries = Entries::new(ebpf)?;
+    let resolvers = Resolvers::new(ebpf, options.ports)?;
+    let tables = KernelTables::new(ebpf)?;
+    let deferred = DeferredAnswers::new(ebpf)?;
+    let heartbeat = Heartbeat::new(ebpf)?;
+    let shares = RingShares::new(ebpf)?;
+    let watched = InterfaceSet::watched(ebpf)?;
+    let recorded = InterfaceSet::recorded(ebpf)?;
+    let aside = Aside::new(ebpf)?;
+    let log = ProgramLog::new(ebpf)?;
+    let records = take_map(ebpf, "RECORDS")?;
     let mut left = Vec::new();
     if let Some((mut pins, found)) = pins {
         if let Err(error) = pins.keep_records(&records) {
@@ -244,23 +254,7 @@ pub fn take_over(
         left = found;
     }
     let records = Records::new(records)?;
-    let counters = ProgramCounters::new(
-        program.take_map("COUNTERS")?,
-        program.take_map("QUERY_COUNTERS")?,
-        &records,
-    )?;
-    let resolvers = Resolvers::new(program.take_map("RESOLVERS")?, options.ports)?;
-    let tables = KernelTables::new(program.take_map("NAME_SETS")?, program.take_map("NAMES")?)?;
-    let deferred = DeferredAnswers::new(program.take_map("DEFERRED")?)?;
-    let heartbeat = Heartbeat::new(
-        program.take_map("HOLD_UNTIL")?,
-        program.take_map("CAPTURE_UNTIL")?,
-    )?;
-    let shares = RingShares::new(program.take_map("SHARES")?)?;
-    let watched = InterfaceSet::watched(&mut program)?;
-    let recorded = InterfaceSet::recorded(&mut program)?;
-    let aside = Aside::new(program.take_map("ASIDE")?)?;
-    let log = ProgramLog::new(program.ebpf_mut())?;
+    let counters = ProgramCounters::new(program.ebpf_mut(), &records)?;
     Ok(Capture {
         records,
         resolvers,

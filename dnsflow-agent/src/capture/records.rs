@@ -1,7 +1,7 @@
 //! The ring buffer's end in user space.
 
 use std::{
-    fmt, io,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -28,12 +28,6 @@ pub enum Drained {
     Empty,
     /// The limit was reached; [`Records::readable`] will return at once.
     Limit,
-}
-
-impl fmt::Debug for Records {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Records").finish_non_exhaustive()
-    }
 }
 
 impl Records {
