@@ -115,7 +115,7 @@ impl Program {
             .override_global("RELEASE_MARK", &release_mark, true)
             .override_global("SHARED", &shared, true)
             .override_global("MARK_MASK", &mark_mask, true)
-            .map_max_entries("RECORDS", options.ring.bytes())
+            .map_max_entries("RECORDS", options.ring_bytes)
             .map_max_entries("SCRATCH", possible_cpus()?)
             .load(OBJECT)
             .map_err(load_error)?;
