@@ -11,9 +11,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::{
+    causes::with_causes,
     options::{AgentOptions, OpenBy},
-    vswitch_db,
-    vswitchd::{self, with_causes},
+    vswitch_db, vswitchd,
 };
 
 /// How long an agent with `--verdict=kernel` waits for Open vSwitch.
