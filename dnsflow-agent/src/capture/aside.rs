@@ -7,10 +7,7 @@ use aya::{
     Ebpf,
     maps::{MapData, RingBuf},
 };
-use dnsflow_common::{
-    record,
-    walk::{PROTOCOL_TCP, PROTOCOL_UDP},
-};
+use dnsflow_common::record;
 use dnsflow_core::{
     Timestamp,
     io::input::Frame,
@@ -69,11 +66,7 @@ fn told(record: record::Aside<'_>) -> Option<Told<'_>> {
         record::Aside::Answer(answer) => Some(Told::Answer(records::frame(answer)?)),
         record::Aside::Attempt(record::Attempt { header, key }) => Some(Told::Attempt(Attempt {
             ifindex: key.ifindex,
-            protocol: match key.protocol {
-                PROTOCOL_TCP => Protocol::Tcp,
-                PROTOCOL_UDP => Protocol::Udp,
-                _ => return None,
-            },
+            protocol: Protocol::of_number(key.protocol)?,
             address: key.dst(),
             port: key.dst_port,
             at: Timestamp::from_nanos(header.captured_at_ns),

@@ -116,9 +116,7 @@ fn tracked(body: &[u8]) -> Option<Tracked> {
     Some(Tracked {
         zone,
         protocol: match get(l4, CTA_PROTO_NUM)? {
-            [6] => Protocol::Tcp,
-            [17] => Protocol::Udp,
-            [132] => Protocol::Sctp,
+            [number] => Protocol::of_number(*number)?,
             _ => return None,
         },
         src: socket(CTA_IP_V4_SRC, CTA_IP_V6_SRC, CTA_PROTO_SRC_PORT)?,
@@ -154,12 +152,7 @@ fn change(connection: &BlockedConnection) -> Vec<u8> {
             }
         });
         netlink::put_nested(tuple, CTA_TUPLE_PROTO, |l4| {
-            let number = match protocol {
-                Protocol::Tcp => 6,
-                Protocol::Udp => 17,
-                Protocol::Sctp => 132,
-            };
-            netlink::put(l4, CTA_PROTO_NUM, &[number]);
+            netlink::put(l4, CTA_PROTO_NUM, &[protocol.number()]);
             netlink::put(l4, CTA_PROTO_SRC_PORT, &src_port.to_be_bytes());
             netlink::put(l4, CTA_PROTO_DST_PORT, &dst_port.to_be_bytes());
         });
