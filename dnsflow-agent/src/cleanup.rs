@@ -190,7 +190,7 @@ async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError>
                     .drain(..)
                     .map(|InstalledFlow { key, cookie, .. }| FlowChange::Delete(key, Some(cookie)))
                     .collect();
-                connection.apply(BatchId(0), true, changes);
+                connection.apply(BatchId(0), true, changes, Vec::new());
             }
             Event::Applied { result, .. } => {
                 result?;
