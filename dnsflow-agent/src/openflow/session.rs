@@ -823,23 +823,13 @@ impl Session {
             }
             FlowUpdate::Uninteresting => return,
             _ if self.paused => return,
-            FlowUpdate::Removed {
+            FlowUpdate::Changed {
                 table,
                 priority,
                 cookie,
                 matches,
-                reason,
-            } => (table, priority, cookie, matches, Some(reason)),
-            FlowUpdate::Written {
-                table,
-                priority,
-                cookie,
-                matches,
-                modified,
-            } => {
-                let reason = modified.then_some(LostReason::Modified);
-                (table, priority, cookie, matches, reason)
-            }
+                lost,
+            } => (table, priority, cookie, matches, lost),
         };
         let ours = Cookie::from_switch(cookie);
         if lost.is_some_and(|reason| reason != LostReason::Modified)
