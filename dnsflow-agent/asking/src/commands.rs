@@ -25,7 +25,7 @@ use crate::{
     },
     output::{write_json, write_json_line, write_yaml},
     page::{Page, PageError},
-    print::{self, CacheRow, FlowRow, Row},
+    print::{self, FlowRow, Row, Table},
     report::NodeReport,
     trial::{Change, Trialled},
     unused::{self, Evidence, Pruning},
@@ -273,13 +273,14 @@ pub fn log_level(options: &LogLevelOptions, output: &mut impl Write) -> Result<(
 
 /// `dnsflow cache list`.
 pub fn cache_list(options: &FilterOptions, output: &mut impl Write) -> Result<(), CommandError> {
-    list(options, |entry| vec![entry], CacheRow::of, output)
+    let rows = (print::CACHE, print::cache_rows);
+    list(options, |entry| vec![entry], rows, output)
 }
 
 /// `dnsflow flows list`.
 pub fn flows_list(options: &FilterOptions, output: &mut impl Write) -> Result<(), CommandError> {
-    let row = |flow: &FlowRow| vec![flow.clone()];
-    list(options, |entry| FlowRow::of(&entry), row, output)
+    let rows = (FlowRow::HEADS, |flow: &FlowRow| vec![flow.cells()]);
+    list(options, |entry| FlowRow::of(&entry), rows, output)
 }
 
 /// `dnsflow observe`.
@@ -337,11 +338,11 @@ pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> Result<Verd
 }
 
 /// Asks for the cache entries that the filters want. `values` are what programs get of an entry, and
-/// `rows` what people get of a value.
-fn list<V: Serialize, R: Row>(
+/// `rows` what people get of a value, below `heads`.
+fn list<V: Serialize>(
     options: &FilterOptions,
     values: impl Fn(EntryView) -> Vec<V>,
-    rows: impl Fn(&V) -> Vec<R>,
+    (heads, rows): (&[&str], impl Fn(&V) -> Vec<Row>),
     output: &mut impl Write,
 ) -> Result<(), CommandError> {
     let FilterOptions {
@@ -366,7 +367,7 @@ fn list<V: Serialize, R: Row>(
     };
     match control.output.format {
         OutputFormat::Table => {
-            let mut table = print::table::<R>(output)?;
+            let mut table = Table::begin(heads, output)?;
             each(&mut |value| table.extend(rows(&value)))?;
             Ok(table.end()?)
         }

@@ -11,7 +11,7 @@ use std::{
 use askama::Template;
 
 use super::{
-    print::{self, PortRow, Row as _},
+    print,
     report::{Bucket, Denial, NameReport, NamespaceReport, NodeReport},
     unused::{RuleUse, Used},
 };
@@ -99,9 +99,9 @@ impl NodeReport {
         print::status_lines(&self.status)
     }
 
-    fn port_states(&self) -> Vec<Vec<String>> {
+    fn port_states(&self) -> Vec<print::Row> {
         let ports = self.status.node.ports.iter();
-        ports.flat_map(PortRow::of).map(PortRow::cells).collect()
+        ports.flat_map(print::port_rows).collect()
     }
 
     fn answers(&self) -> u64 {

@@ -7,9 +7,9 @@ use std::{
 
 use serde_json::Value;
 
-use super::merge::{OnNode, table};
+use super::merge::table;
 use crate::{
-    print::{self, ChangedRow},
+    print::{self, CHANGED, changed_row},
     trial::Trialled,
     unused::{Pruning, RuleUse, Used},
 };
@@ -118,16 +118,9 @@ pub(super) fn trials(trials: Vec<(String, Trialled)>, output: &mut impl Write) -
         rows.sort_by_key(|(change, node, _)| (*change, *node));
         if !rows.is_empty() {
             writeln!(output)?;
-            let rows = rows.into_iter().map(|(_, node, changed)| {
-                OnNode(
-                    node.clone(),
-                    ChangedRow {
-                        namespace: &namespace,
-                        changed,
-                    },
-                )
-            });
-            table(rows, output)?;
+            let rows = rows.into_iter();
+            let rows = rows.map(|(_, node, changed)| (node, changed_row(&namespace, changed)));
+            table(CHANGED, rows, output)?;
         }
         print::trial_notes(&whole, output)?;
     }

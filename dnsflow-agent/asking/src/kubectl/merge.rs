@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use dnsflow_core::ask::view::{Attachment, EntryView, Explanation, NodeView};
+use dnsflow_core::ask::view::{Attachment, EntryView, Explanation};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -22,7 +22,7 @@ use crate::{
     options::OutputFormat,
     output::{write_json_line, write_yaml},
     page::Page,
-    print::{self, CacheRow, FlowRow, PortRow, Row},
+    print::{self, FlowRow, Row},
     report::NodeReport,
     trial::Trialled,
     unused::Pruning,
@@ -58,20 +58,6 @@ pub(super) enum Question {
     Prune,
     /// `report`, as a page where one is asked for.
     Report(Option<PathBuf>),
-}
-
-/// A row with its node.
-pub(super) struct OnNode<R>(pub(super) String, pub(super) R);
-
-impl<R: Row> Row for OnNode<R> {
-    fn heads() -> Vec<&'static str> {
-        [vec!["NODE"], R::heads()].concat()
-    }
-
-    fn cells(self) -> Vec<String> {
-        let Self(node, row) = self;
-        [vec![node], row.cells()].concat()
-    }
 }
 
 /// Writes the answers as one. Names the nodes without an answer on standard error.
@@ -187,15 +173,13 @@ fn tables(
     match question {
         Question::Status => statuses(typed(values)?, output),
         Question::Cache => {
-            let entries = typed::<EntryView>(values)?.into_iter();
-            table(
-                entries.flat_map(|(node, entry)| on_node(node, CacheRow::of(&entry))),
-                output,
-            )
+            let entries = typed::<EntryView>(values)?;
+            table(print::CACHE, rows(&entries, print::cache_rows), output)
         }
         Question::Flows => {
-            let flows = typed::<FlowRow>(values)?.into_iter();
-            table(flows.map(|(node, flow)| OnNode(node, flow)), output)
+            let flows = typed::<FlowRow>(values)?;
+            let rows = flows.iter().map(|(node, flow)| (node, flow.cells()));
+            table(FlowRow::HEADS, rows, output)
         }
         Question::Explain { target, .. } => {
             let explained: Vec<_> = typed::<Explanation>(values)?;
@@ -212,10 +196,14 @@ fn tables(
                 print::event(event, output)
             }),
         Question::LogLevel => {
-            let levels = typed::<Levels>(values)?.into_iter();
-            table(levels.map(|(node, levels)| OnNode(node, levels)), output)
+            let levels = typed::<Levels>(values)?;
+            let rows = levels.iter().map(|(node, levels)| {
+                let row = vec![levels.level.clone(), levels.started_with.clone()];
+                (node, row)
+            });
+            table(&["LEVEL", "STARTED WITH"], rows, output)
         }
-        Question::Check => table(findings(values), output),
+        Question::Check => table(&["STATUS", "CHECK", "ANSWER"], findings(values), output),
         Question::Try(_) => all_nodes::trials(typed::<Trialled>(values)?, output),
         Question::Prune => typed::<Pruning>(values)?
             .iter()
@@ -227,63 +215,28 @@ fn tables(
     }
 }
 
-fn on_node<R>(node: String, rows: Vec<R>) -> impl Iterator<Item = OnNode<R>> {
-    rows.into_iter().map(move |row| OnNode(node.clone(), row))
+/// The rows of each value, with its node.
+fn rows<T>(values: &[(String, T)], of: impl Fn(&T) -> Vec<Row>) -> Vec<(&String, Row)> {
+    let mut rows = Vec::new();
+    for (node, value) in values {
+        rows.extend(of(value).into_iter().map(|row| (node, row)));
+    }
+    rows
 }
 
-pub(super) fn table<R: Row>(
-    rows: impl IntoIterator<Item = R>,
+/// Writes rows with their nodes as a table with these heads.
+pub(super) fn table<'a>(
+    heads: &[&str],
+    rows: impl IntoIterator<Item = (&'a String, Row)>,
     output: &mut impl Write,
 ) -> io::Result<()> {
-    let mut table = print::table::<R>(output)?;
-    table.extend(rows)?;
-    table.end()
+    let heads = [&["NODE"], heads].concat();
+    let rows = rows.into_iter();
+    let rows = rows.map(|(node, row)| [vec![node.clone()], row].concat());
+    print::table(&heads, rows, output)
 }
 
-/// A row of cells that are there.
-struct Cells<const N: usize>([String; N]);
-
-impl Row for Levels {
-    fn heads() -> Vec<&'static str> {
-        vec!["LEVEL", "STARTED WITH"]
-    }
-
-    fn cells(self) -> Vec<String> {
-        vec![self.level, self.started_with]
-    }
-}
-
-/// A finding of `check`.
-impl Row for Cells<3> {
-    fn heads() -> Vec<&'static str> {
-        vec!["STATUS", "CHECK", "ANSWER"]
-    }
-
-    fn cells(self) -> Vec<String> {
-        self.0.into()
-    }
-}
-
-/// A node's status.
-impl Row for Cells<7> {
-    fn heads() -> Vec<&'static str> {
-        vec![
-            "AGENT",
-            "UP",
-            "READY",
-            "SWITCH",
-            "ATTACHED",
-            "ADDRESSES",
-            "FLOWS",
-        ]
-    }
-
-    fn cells(self) -> Vec<String> {
-        self.0.into()
-    }
-}
-
-fn findings(values: &[(String, Value)]) -> Vec<OnNode<Cells<3>>> {
+fn findings(values: &[(String, Value)]) -> Vec<(&String, Row)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut rows = Vec::new();
     for (node, value) in values {
@@ -292,44 +245,39 @@ fn findings(values: &[(String, Value)]) -> Vec<OnNode<Cells<3>>> {
             if let Some(remedy) = finding["remedy"].as_str() {
                 answer = format!("{answer}; {remedy}");
             }
-            let cells = [text(&finding["status"]), text(&finding["check"]), answer];
-            rows.push(OnNode(node.clone(), Cells(cells)));
+            let row = vec![text(&finding["status"]), text(&finding["check"]), answer];
+            rows.push((node, row));
         }
     }
     rows
 }
 
 fn statuses(statuses: Vec<(String, Status)>, output: &mut impl Write) -> io::Result<()> {
-    let rows = statuses.iter().map(|(node, status)| {
-        let Status {
-            version,
-            up_s,
-            node: view,
-        } = status;
-        OnNode(node.clone(), Cells(summary(version, *up_s, view)))
+    let heads = [
+        "AGENT",
+        "UP",
+        "READY",
+        "SWITCH",
+        "ATTACHED",
+        "ADDRESSES",
+        "FLOWS",
+    ];
+    let nodes = statuses.iter();
+    let nodes = nodes.map(|(node, status)| (node, summary(status)));
+    table(&heads, nodes, output)?;
+    let ports = rows(&statuses, |status| {
+        let ports = status.node.ports.iter();
+        ports.flat_map(print::port_rows).collect()
     });
-    table(rows, output)?;
-    let ports = statuses.iter();
-    let ports = ports.flat_map(|(node, status)| {
-        let rows = status.node.ports.iter().flat_map(PortRow::of).collect();
-        on_node(node.clone(), rows)
-    });
-    let ports: Vec<_> = ports.collect();
     if !ports.is_empty() {
         writeln!(output)?;
-        table(ports, output)?;
+        table(print::PORTS, ports, output)?;
     }
     // Most problems are the same on all nodes.
     let mut problems = BTreeMap::<_, Vec<&str>>::new();
     for (node, status) in &statuses {
-        for firewall in &status.node.firewalls {
-            for problem in &firewall.problems {
-                let text = format!(
-                    "namespace {}, rule {} ({}): {}",
-                    firewall.namespace, problem.rule, problem.severity, problem.text
-                );
-                problems.entry(text).or_default().push(node);
-            }
+        for text in print::problems(&status.node) {
+            problems.entry(text).or_default().push(node);
         }
     }
     for (text, nodes) in problems {
@@ -338,7 +286,12 @@ fn statuses(statuses: Vec<(String, Status)>, output: &mut impl Write) -> io::Res
     Ok(())
 }
 
-fn summary(version: &str, up_s: u64, node: &NodeView) -> [String; 7] {
+fn summary(status: &Status) -> Row {
+    let Status {
+        version,
+        up_s,
+        node,
+    } = status;
     let attached = node.ports.iter();
     let attached = attached.filter(|port| port.attachment == Attachment::Attached);
     let switch = match (node.switch_is_connected, node.switch_is_compared) {
@@ -346,9 +299,9 @@ fn summary(version: &str, up_s: u64, node: &NodeView) -> [String; 7] {
         (true, false) => "not compared yet",
         (true, true) => "connected",
     };
-    [
-        version.to_owned(),
-        print::seconds(up_s),
+    vec![
+        version.clone(),
+        print::seconds(*up_s),
         print::yes_or(node.is_ready, "not yet"),
         switch.to_owned(),
         format!("{} of {}", attached.count(), node.ports.len()),
