@@ -188,23 +188,12 @@ pub fn prune(options: &PruneOptions, output: &mut impl Write) -> Result<Exit, Co
         control,
     } = options;
     let socket = &control.socket.path;
-    let parameters = [("namespace", namespace.clone())];
-    let mut entries: Vec<EntryView> = Vec::new();
-    let take = |entry| {
-        entries.push(entry);
-        Ok(())
-    };
-    let (present, known) = block_on(async {
-        let present: PresentFirewall = client::get(socket, "/v1/firewall", &parameters).await?;
-        client::lines(socket, "/v1/cache", &parameters, take).await?;
-        Ok((present, Known::ask(socket, Some(namespace)).await?))
-    })?;
-    let Some(firewall) = present.firewall() else {
+    let Some(evidence) = block_on(Evidence::ask(socket, namespace))? else {
         return Err(CommandError::NoFirewall {
             namespace: namespace.clone(),
         });
     };
-    let names = unused::names_of(&firewall);
+    let names = unused::names_of(&evidence.firewall);
     let resolved = block_on(async {
         Ok(match names[..] {
             [] => Ok(BTreeMap::new()),
@@ -214,14 +203,7 @@ pub fn prune(options: &PruneOptions, output: &mut impl Write) -> Result<Exit, Co
     if let Err(error) = &resolved {
         eprintln!("what ovn-kubernetes alone would have denied is missing: {error}");
     }
-    let evidence = Evidence {
-        firewall: (&firewall, present.subdomains),
-        came_s: present.came_s,
-        known: &known,
-        entries: &entries,
-        resolved: resolved.as_ref().ok(),
-    };
-    let pruning = Pruning::new(namespace, &evidence);
+    let pruning = Pruning::new(namespace, &evidence, resolved.as_ref().ok());
     match control.output.format {
         OutputFormat::Table => print::pruning(&pruning, "this node", output),
         OutputFormat::Json => write_json(&pruning, output),
