@@ -5,9 +5,10 @@
 
 use std::{
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
+use anyhow::Context as _;
 use askama::Template;
 
 use super::{
@@ -23,17 +24,6 @@ const BAR_PITCH: usize = 46;
 const BAR_HEIGHT: u64 = 90;
 /// Names that a rule shows.
 const NAMES_SHOWN: usize = 6;
-
-/// Why there is no page.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write {}", path.display())]
-pub struct PageError {
-    /// Where it should be.
-    path: PathBuf,
-    /// Why not.
-    #[source]
-    source: io::Error,
-}
 
 /// A page about some nodes.
 #[derive(Debug, Template)]
@@ -56,16 +46,12 @@ impl Page {
     }
 
     /// Writes the page into a file that is not there yet, or for `-` to `output`, which is standard output.
-    pub(crate) fn write(&self, path: &Path, output: &mut impl Write) -> Result<(), PageError> {
-        let failed = |source| PageError {
-            path: path.to_owned(),
-            source,
-        };
-        match path == Path::new("-") {
+    pub(crate) fn write(&self, path: &Path, output: &mut impl Write) -> anyhow::Result<()> {
+        let written = match path == Path::new("-") {
             true => self.write_into(output),
             false => new_file(path).and_then(|mut file| self.write_into(&mut file)),
-        }
-        .map_err(failed)
+        };
+        written.with_context(|| format!("cannot write {}", path.display()))
     }
 
     fn write_into(&self, output: &mut impl Write) -> io::Result<()> {

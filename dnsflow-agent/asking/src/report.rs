@@ -208,10 +208,7 @@ fn names(entries: &[EntryView]) -> Vec<NameReport> {
             if let Some(packets) = entry.packets {
                 *of_name.packets.get_or_insert(0) += packets;
             }
-            if let Some(used_s) = entry.used_s {
-                let last_s = of_name.last_s.unwrap_or(used_s);
-                of_name.last_s = Some(last_s.min(used_s));
-            }
+            of_name.last_s = of_name.last_s.into_iter().chain(entry.used_s).min();
             if of_name.refused.is_none() {
                 of_name.refused = entry.refused.clone();
             }

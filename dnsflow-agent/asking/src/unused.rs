@@ -131,15 +131,12 @@ struct Gathered {
 
 impl Gathered {
     fn use_at(&mut self, ago_s: u64) {
-        self.last_s = Some(self.last_s.map_or(ago_s, |last| last.min(ago_s)));
+        self.last_s = self.last_s.into_iter().chain([ago_s]).min();
     }
 
     fn name(&mut self, name: &str, ago_s: Option<u64>) {
         let last = self.names.entry(name.to_owned()).or_default();
-        *last = match (*last, ago_s) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        };
+        *last = last.iter().copied().chain(ago_s).min();
     }
 }
 

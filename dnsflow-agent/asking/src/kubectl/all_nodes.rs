@@ -64,10 +64,7 @@ pub(super) fn pruning(
 
 /// Adds what one more node knows of a rule.
 fn add(all: &mut RuleUse, one: RuleUse) {
-    let sooner = |one: Option<u64>, other: Option<u64>| match (one, other) {
-        (Some(one), Some(other)) => Some(one.min(other)),
-        (one, other) => one.or(other),
-    };
+    let sooner = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
     let strength = |used: Used| match used {
         Used::Never => 0,
         Used::NotKnown => 1,

@@ -6,12 +6,12 @@ use std::{
     path::PathBuf,
 };
 
+use anyhow::Context as _;
 use dnsflow_core::ask::view::{Attachment, EntryView, Explanation};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    PluginError,
     agents::{Answer, Said},
     all_nodes,
 };
@@ -20,7 +20,7 @@ use crate::{
     event::Event,
     exit::Exit,
     options::OutputFormat,
-    output::{write_json_line, write_yaml},
+    output::{UNWRITTEN, write_json_line, write_yaml},
     page::Page,
     print::{self, FlowRow, Row},
     report::NodeReport,
@@ -66,7 +66,7 @@ pub(super) fn write(
     format: OutputFormat,
     answers: Vec<Answer>,
     output: &mut impl Write,
-) -> Result<Exit, PluginError> {
+) -> anyhow::Result<Exit> {
     let mut exit = Exit::Done;
     let mut values = Vec::new();
     let mut silent = Vec::new();
@@ -85,25 +85,23 @@ pub(super) fn write(
         }
     }
     match question {
-        // A rule is unused if no node has used it: of all nodes, there is one answer.
-        Question::Prune => {
-            let values = vec![all_nodes::pruning(typed(&values)?, &mut silent)?];
-            print_values(
-                question,
-                format,
-                values.into_iter().flatten().collect(),
-                output,
-            )?;
-        }
         Question::Report(Some(file)) => {
-            let nodes = typed::<NodeReport>(&values)?.into_iter();
+            let nodes = typed::<NodeReport>(&values).context(UNWRITTEN)?.into_iter();
             let nodes = nodes.map(|(node, report)| NodeReport { node, ..report });
             let page = Page::new(nodes.collect(), silent.clone());
             page.write(file, output)?;
         }
-        _ => print_values(question, format, values, output)?,
+        _ => {
+            // A rule is unused if no node has used it: of all nodes, there is one answer.
+            if *question == Question::Prune {
+                let prunings = typed(&values).context(UNWRITTEN)?;
+                let whole = all_nodes::pruning(prunings, &mut silent).context(UNWRITTEN)?;
+                values = whole.into_iter().collect();
+            }
+            print_values(question, format, values, output).context(UNWRITTEN)?;
+        }
     }
-    output.flush()?;
+    output.flush().context(UNWRITTEN)?;
     for (node, reason) in silent.iter().chain(&missing) {
         eprintln!("node {node}: {reason}");
     }
@@ -465,10 +463,7 @@ n1     failed   openflow   no answer; start it
             answers,
             &mut Vec::new(),
         );
-        let error = format!(
-            "{:#}",
-            anyhow::Error::from(error.expect_err("it is no status"))
-        );
+        let error = format!("{:#}", error.expect_err("it is no status"));
         assert!(
             error.contains("the agent of node n7 is of another version"),
             "{error}"
