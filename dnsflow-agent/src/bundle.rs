@@ -5,13 +5,17 @@
 
 use std::{
     io::{self, IsTerminal as _, Write},
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use anyhow::{Context as _, bail};
 use flate2::{Compression, write::GzEncoder};
 use serde::Serialize;
-use tokio::{runtime, time::timeout};
+use tokio::{
+    runtime::{self, Runtime},
+    time::timeout,
+};
 
 use crate::{
     asking::{VERSION, client},
@@ -39,26 +43,6 @@ const ASKED: [(&str, &str); 7] = [
     ("options.json", "/v1/options"),
 ];
 
-/// Why there is no archive.
-#[derive(Debug, thiserror::Error)]
-pub enum BundleError {
-    /// It would go to a terminal.
-    #[error("standard output is a terminal: name a file, or pipe the archive into one")]
-    Terminal,
-    /// No runtime.
-    #[error("cannot start the runtime")]
-    Runtime(#[source] io::Error),
-    /// It cannot be written.
-    #[error("cannot write {}", path.display())]
-    Write {
-        /// Where it should be.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
-}
-
 /// `contents.json`.
 #[derive(Debug, Serialize)]
 struct Contents {
@@ -79,28 +63,22 @@ struct PartInfo {
 }
 
 /// Writes the archive, where no file is named to `output`, which is standard output. Names what is missing on standard error.
-pub fn run(options: BundleOptions, output: &mut impl Write) -> Result<Exit, BundleError> {
+pub fn run(options: BundleOptions, output: &mut impl Write) -> anyhow::Result<Exit> {
     let BundleOptions { file, agent } = options;
-    let write = |source| BundleError::Write {
-        path: file.clone(),
-        source,
-    };
-    if file == Path::new("-") {
-        if io::stdout().is_terminal() {
-            return Err(BundleError::Terminal);
-        }
-        return make(agent, output, write);
+    let is_standard_output = file == Path::new("-");
+    if is_standard_output && io::stdout().is_terminal() {
+        bail!("standard output is a terminal: name a file, or pipe the archive into one");
     }
-    make(agent, &mut new_file(&file).map_err(write)?, write)
+    let runtime = runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("cannot start the runtime")?;
+    let made = match is_standard_output {
+        true => make(agent, runtime, output),
+        false => new_file(&file).and_then(|mut file| make(agent, runtime, &mut file)),
+    };
+    made.with_context(|| format!("cannot write {}", file.display()))
 }
 
-fn make(
-    agent: AgentOptions,
-    output: &mut impl Write,
-    failed: impl Fn(io::Error) -> BundleError,
-) -> Result<Exit, BundleError> {
-    let runtime = runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(BundleError::Runtime)?;
+fn make(agent: AgentOptions, runtime: Runtime, output: &mut impl Write) -> io::Result<Exit> {
     let mut archive = Archive::begin(output);
     for (file, path) in ASKED {
         let socket = &agent.control_socket.path;
@@ -109,13 +87,13 @@ fn make(
             Ok(answer) => answer.map_err(|error| error.to_string()),
             Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
         };
-        archive.add(file, part).map_err(&failed)?;
+        archive.add(file, part)?;
     }
     drop(runtime);
     let findings = check::json(agent).map(|findings| (findings, false));
     let findings = findings.map_err(|error| error.to_string());
-    archive.add("check.json", findings).map_err(&failed)?;
-    archive.end().map_err(&failed)
+    archive.add("check.json", findings)?;
+    archive.end()
 }
 
 /// An archive that is being written.

@@ -1,6 +1,18 @@
 //! Failures of an edge: each cause is reported once, until something succeeds.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, iter::successors};
+
+/// An error and its causes on one line, without those that the text before already quotes.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    for cause in successors(error.source(), |error| error.source()) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text += &format!(": {cause}");
+        }
+    }
+    text
+}
 
 /// The causes that were reported since the last success, at most `MAX`. Further causes are not
 /// reported.

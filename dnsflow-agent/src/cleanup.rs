@@ -1,64 +1,34 @@
 //! `dnsflow cleanup`: takes every flow of ours out of the switch, when dnsflow leaves a node.
 
 use std::{
-    io::{self, Write},
+    io::Write,
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use anyhow::{Context as _, anyhow, bail};
 use dnsflow_core::{
-    io::input::{BatchError, BatchId, FlowQuestion, FlowReply},
+    io::input::{BatchId, FlowQuestion, FlowReply},
     values::flow::{FlowChange, InstalledFlow, text},
 };
 use tokio::{runtime, time::timeout};
 
 use crate::{
     capture::{left_filters, remove_pins},
-    one_agent::{Claim, Met, OneAgentError},
+    one_agent::{Claim, OneAgentError},
     openflow::{CHANGES_MAX, Connection, Event},
-    state::{self, StateError},
+    state,
 };
 
 /// Longer than a switch with a million flows takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Why flows may be left.
-#[derive(Debug, thiserror::Error)]
-pub enum CleanupError {
-    /// An agent runs.
-    #[error(
-        "an agent runs on this node: {0}. It would bring back the flows that are removed. End that agent first; to end \
-         all of them, apply your own cleanup directory (docs/install.md, Uninstalling)"
-    )]
-    Agent(Met),
-    /// The kernel refuses the socket.
-    #[error("cannot find out whether an agent runs on this node")]
-    Claim(#[source] io::Error),
-    /// No runtime.
-    #[error("cannot start the runtime")]
-    Runtime(#[source] io::Error),
-    /// The switch cannot be reached.
-    #[error("{0}")]
-    NoSwitch(String),
-    /// The switch does not answer.
-    #[error("the switch did not answer within {} s", PATIENCE.as_secs())]
-    NoAnswer,
-    /// The switch refuses to remove flows.
-    #[error("the switch refuses to remove flows: {0}")]
-    Refused(#[from] BatchError),
-    /// The snapshot cannot be removed.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// The programs cannot be removed.
-    #[error("the programs may be left on the veths")]
-    Pins(#[source] io::Error),
-    /// The kernel does not list the programs.
-    #[error("cannot find out which programs are on the veths")]
-    Filters(#[source] io::Error),
-    /// What would be removed cannot be written.
-    #[error("cannot write what would be removed")]
-    Output(#[from] io::Error),
-}
+/// Why the programs cannot be removed.
+const PROGRAMS_LEFT: &str = "the programs may be left on the veths";
+/// Why it is not known which programs would be removed.
+const FILTERS_UNKNOWN: &str = "cannot find out which programs are on the veths";
+/// Why it is not known what would be removed.
+const UNWRITTEN: &str = "cannot write what would be removed";
 
 /// The directories in which the agent has left something.
 #[derive(Clone, Copy, Debug)]
@@ -80,21 +50,25 @@ pub struct Removed {
 
 /// Removes every flow of ours, the snapshot, and the programs. Waits for an agent that
 /// ends; meanwhile no other one starts.
-pub fn run(socket: PathBuf, dirs: &Dirs<'_>) -> Result<Removed, CleanupError> {
+pub fn run(socket: PathBuf, dirs: &Dirs<'_>) -> anyhow::Result<Removed> {
     let _claim = Claim::make().map_err(|error| match error {
-        OneAgentError::Another(met) => CleanupError::Agent(met),
-        OneAgentError::Io(error) => CleanupError::Claim(error),
+        OneAgentError::Another(met) => anyhow!(
+            "an agent runs on this node: {met}. It would bring back the flows that are removed. End that agent first; to \
+             end all of them, apply your own cleanup directory (docs/install.md, Uninstalling)"
+        ),
+        OneAgentError::Io(error) => anyhow::Error::new(error)
+            .context("cannot find out whether an agent runs on this node"),
     })?;
     let flows = block_on(remove_flows(Connection::new(socket)))?;
     if let Some(dir) = dirs.state {
         state::remove(dir)?;
     }
     if let Some(dir) = dirs.pins {
-        remove_pins(dir).map_err(CleanupError::Pins)?;
+        remove_pins(dir).context(PROGRAMS_LEFT)?;
     }
-    let filters = left_filters().map_err(CleanupError::Filters)?;
+    let filters = left_filters().context(FILTERS_UNKNOWN)?;
     for left in &filters {
-        left.remove().map_err(CleanupError::Pins)?;
+        left.remove().context(PROGRAMS_LEFT)?;
     }
     Ok(Removed {
         flows,
@@ -103,59 +77,54 @@ pub fn run(socket: PathBuf, dirs: &Dirs<'_>) -> Result<Removed, CleanupError> {
 }
 
 /// Writes what [`run`] would remove, a line for each flow, and removes nothing.
-pub fn dry_run(
-    socket: PathBuf,
-    dirs: &Dirs<'_>,
-    output: &mut impl Write,
-) -> Result<(), CleanupError> {
+pub fn dry_run(socket: PathBuf, dirs: &Dirs<'_>, output: &mut impl Write) -> anyhow::Result<()> {
     let found = block_on(write_flows(Connection::new(socket), output))?;
-    writeln!(output, "{found} flows would be removed")?;
+    writeln!(output, "{found} flows would be removed").context(UNWRITTEN)?;
     if let Some(snapshot) = dirs.state.and_then(state::find) {
-        writeln!(output, "{} would be removed", snapshot.display())?;
+        writeln!(output, "{} would be removed", snapshot.display()).context(UNWRITTEN)?;
     }
     if let Some(dir) = dirs.pins.filter(|dir| dir.exists()) {
-        writeln!(output, "{} would be removed", dir.display())?;
+        writeln!(output, "{} would be removed", dir.display()).context(UNWRITTEN)?;
     }
-    for left in left_filters().map_err(CleanupError::Filters)? {
+    for left in left_filters().context(FILTERS_UNKNOWN)? {
         writeln!(
             output,
             "the filters of clsact on {} would be removed",
             left.interface
-        )?;
+        )
+        .context(UNWRITTEN)?;
     }
     Ok(())
 }
 
-fn block_on<T>(work: impl Future<Output = Result<T, CleanupError>>) -> Result<T, CleanupError> {
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(CleanupError::Runtime)?;
+        .context("cannot start the runtime")?;
     let ended = runtime.block_on(async { timeout(PATIENCE, work).await });
-    ended.map_err(|_| CleanupError::NoAnswer)?
+    ended.map_err(|_| {
+        let patience = PATIENCE.as_secs();
+        anyhow!("the switch did not answer within {patience} s")
+    })?
 }
 
-async fn write_flows(
-    mut connection: Connection,
-    output: &mut impl Write,
-) -> Result<usize, CleanupError> {
+async fn write_flows(mut connection: Connection, output: &mut impl Write) -> anyhow::Result<usize> {
     let mut found = 0;
     loop {
         match connection.next().await {
             Event::Up => connection.ask(FlowQuestion::Dump),
-            Event::Down { reason } => return Err(CleanupError::NoSwitch(reason)),
+            Event::Down { reason } => bail!("{reason}"),
             Event::Reply(FlowReply::Flows { flows, more }) => {
                 for flow in &flows {
-                    writeln!(output, "{}", text::installed(flow))?;
+                    writeln!(output, "{}", text::installed(flow)).context(UNWRITTEN)?;
                 }
                 found += flows.len();
                 if !more {
                     return Ok(found);
                 }
             }
-            Event::Refused { request, reason } => {
-                return Err(CleanupError::NoSwitch(format!("{request}: {reason}")));
-            }
+            Event::Refused { request, reason } => bail!("{request}: {reason}"),
             // This connection changes and monitors nothing.
             Event::Reply(FlowReply::Found(_) | FlowReply::Counted { .. })
             | Event::Applied { .. }
@@ -168,13 +137,13 @@ async fn write_flows(
     }
 }
 
-async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError> {
+async fn remove_flows(mut connection: Connection) -> anyhow::Result<usize> {
     let mut removed = 0;
     let mut found = Vec::new();
     loop {
         match connection.next().await {
             Event::Up => connection.ask(FlowQuestion::Dump),
-            Event::Down { reason } => return Err(CleanupError::NoSwitch(reason)),
+            Event::Down { reason } => bail!("{reason}"),
             Event::Reply(FlowReply::Flows { mut flows, more }) => {
                 // The flows beyond one batch come again with the next dump.
                 flows.truncate(CHANGES_MAX - found.len());
@@ -190,16 +159,17 @@ async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError>
                     .drain(..)
                     .map(|InstalledFlow { key, cookie, .. }| FlowChange::Delete(key, Some(cookie)))
                     .collect();
-                connection.apply(BatchId(0), true, changes);
+                connection.apply(BatchId(0), true, changes, Vec::new());
             }
             Event::Applied { result, .. } => {
-                result?;
+                result.map_err(|error| {
+                    let text = format!("the switch refuses to remove flows: {error}");
+                    anyhow::Error::new(error).context(text)
+                })?;
                 // An agent that was still running may have added flows meanwhile.
                 connection.ask(FlowQuestion::Dump);
             }
-            Event::Refused { request, reason } => {
-                return Err(CleanupError::NoSwitch(format!("{request}: {reason}")));
-            }
+            Event::Refused { request, reason } => bail!("{request}: {reason}"),
             Event::Reply(FlowReply::Found(_) | FlowReply::Counted { .. })
             | Event::CountLost { .. }
             | Event::FlowLost { .. }

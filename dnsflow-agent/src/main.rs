@@ -32,7 +32,7 @@ fn main() -> anyhow::Result<ExitCode> {
 
 fn run(output: &mut Stdout) -> anyhow::Result<Exit> {
     if kubectl::is_called(env::args_os().next().as_ref()) {
-        return Ok(kubectl::run(output)?);
+        return kubectl::run(output);
     }
     match Cli::parse().command {
         Command::Agent(options) => {
@@ -66,10 +66,10 @@ fn run(output: &mut Stdout) -> anyhow::Result<Exit> {
         Command::Cache(CacheCommand::List(options)) => commands::cache_list(&options, output)?,
         Command::Flows(FlowsCommand::List(options)) => commands::flows_list(&options, output)?,
         Command::Observe(options) => commands::observe(&options, output)?,
-        Command::Learn(options) => return Ok(commands::learn(&options, output)?),
-        Command::Try(options) => return Ok(commands::try_firewalls(&options, output)?),
-        Command::Prune(options) => return Ok(commands::prune(&options, output)?),
-        Command::Report(options) => return Ok(commands::report(&options, output)?),
+        Command::Learn(options) => return commands::learn(&options, output),
+        Command::Try(options) => return commands::try_firewalls(&options, output),
+        Command::Prune(options) => return commands::prune(&options, output),
+        Command::Report(options) => return commands::report(&options, output),
         Command::Replay(options) => return Ok(replay::run(&options, output)?),
         Command::LogLevel(options) => commands::log_level(&options, output)?,
         Command::Bundle(options) => return bundle::run(*options, output).context("no bundle"),

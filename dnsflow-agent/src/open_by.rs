@@ -4,16 +4,16 @@
 //! mark. Both hold in the kernel's datapath, and for each interface: an answer counts only if the program on the
 //! same hook has seen the question.
 
-use std::{fmt, future, num::NonZeroU32, path::PathBuf, time::Duration};
+use std::{future, num::NonZeroU32, path::PathBuf, time::Duration};
 
 use dnsflow_ovsdb::Remotes;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::{
+    causes::with_causes,
     options::{AgentOptions, OpenBy},
-    vswitch_db,
-    vswitchd::{self, with_causes},
+    vswitch_db, vswitchd,
 };
 
 /// How long an agent with `--verdict=kernel` waits for Open vSwitch.
@@ -22,32 +22,25 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Why packets cannot be marked, or should not be.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Obstacle {
     /// The bridge is in another datapath than the kernel's.
+    #[error(
+        "the bridge is not in the kernel's datapath: its packets bypass TC ingress and get no mark"
+    )]
     NotInKernel,
     /// Open vSwitch may offload flows to hardware.
+    #[error(
+        "Open vSwitch may offload flows to hardware (other_config:hw-offload), and offloads none that matches \
+         a mark"
+    )]
     Offloaded,
     /// The marks would end with the agent.
+    #[error(
+        "without --pin-dir the programs go when the agent ends, and with them the access to all addresses \
+         until the pods ask again"
+    )]
     NotPinned,
-}
-
-impl fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NotInKernel => {
-                "the bridge is not in the kernel's datapath: its packets bypass TC ingress and get no mark"
-            }
-            Self::Offloaded => {
-                "Open vSwitch may offload flows to hardware (other_config:hw-offload), and offloads none that matches \
-                 a mark"
-            }
-            Self::NotPinned => {
-                "without --pin-dir the programs go when the agent ends, and with them the access to all addresses \
-                 until the pods ask again"
-            }
-        })
-    }
 }
 
 /// Why the agent cannot do what `--verdict=kernel` says.

@@ -33,7 +33,10 @@ use tracing::{debug, info, warn};
 
 use dnsflow_core::{Input, Timestamp, values::connection};
 
-use crate::{causes::Causes, clock::now};
+use crate::{
+    causes::{Causes, with_causes},
+    clock::now,
+};
 use passes::Passes;
 
 /// How often vswitchd is asked.
@@ -293,12 +296,6 @@ pub async fn is_in_kernel(openflow_socket: &Path) -> Result<bool, VswitchdError>
     let mut vswitchd = Vswitchd::new(directory);
     let datapath = vswitchd.datapath_of(&bridge.to_string_lossy()).await?;
     Ok(datapath.starts_with("system@"))
-}
-
-/// An error with its causes.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// The control socket of a vswitchd.

@@ -91,7 +91,7 @@ impl Client {
         self.batches += 1;
         let batch = BatchId(self.batches);
         let changes = vec![FlowChange::Add(key, body)];
-        self.connection.apply(batch, false, changes);
+        self.connection.apply(batch, false, changes, Vec::new());
         let applied = self.wait(|event| match event {
             Event::Applied { batch: of, result } if of == batch => Some(result),
             _ => None,

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::{Context as _, anyhow, bail};
 use dnsflow_core::ask::view::{EntryView, Explanation, Verdict};
 use serde::Serialize;
 use tokio::runtime;
@@ -23,71 +24,27 @@ use crate::{
         ControlOptions, ControlSocket, ExplainOptions, FilterOptions, LearnFormat, LearnOptions,
         LogLevelOptions, ObserveOptions, OutputFormat, PruneOptions, ReportOptions, TryOptions,
     },
-    output::{write_json, write_json_line, write_yaml},
-    page::{Page, PageError},
-    print::{self, CacheRow, FlowRow, Row},
+    output::{UNWRITTEN, write_json, write_json_line, write_yaml},
+    page::Page,
+    print::{self, FlowRow, Row, Table},
     report::NodeReport,
     trial::{Change, Trialled},
     unused::{self, Evidence, Pruning},
 };
 
-/// Why a subcommand has failed.
-#[derive(Debug, thiserror::Error)]
-pub enum CommandError {
-    /// No runtime.
-    #[error("cannot start the runtime")]
-    Runtime(#[source] io::Error),
-    /// The agent has not answered.
-    #[error(transparent)]
-    Ask(#[from] AskError),
-    /// The answer cannot be written.
-    #[error("cannot write the answer")]
-    Output(#[from] io::Error),
-    /// There is no page.
-    #[error(transparent)]
-    Page(#[from] PageError),
-    /// The manifests say nothing.
-    #[error("cannot read the manifests: {0}")]
-    Manifests(String),
-    /// The namespace has no EgressFirewall.
-    #[error("namespace {namespace} has no EgressFirewall")]
-    NoFirewall {
-        /// The namespace.
-        namespace: String,
-    },
-    /// The namespace has no pods here.
-    #[error(
-        "no pod of {namespace} has an interface on this node: ask the agent of a node with one"
-    )]
-    NoPods {
-        /// The namespace.
-        namespace: String,
-    },
-    /// The pod is not on this node.
-    #[error(
-        "no pod {namespace}/{pod} has an interface on this node: ask the agent of the pod's node, and \
-         see `dnsflow status`"
-    )]
-    NoSuchPod {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        pod: String,
-    },
-}
-
 /// `dnsflow status`.
-pub fn status(options: &ControlOptions, output: &mut impl Write) -> Result<(), CommandError> {
+pub fn status(options: &ControlOptions, output: &mut impl Write) -> anyhow::Result<()> {
     let status: Status = block_on(client::get(&options.socket.path, "/v1/status", &[]))?;
-    Ok(match options.output.format {
+    match options.output.format {
         OutputFormat::Table => print::status(&status, output),
         OutputFormat::Json => write_json(&status, output),
         OutputFormat::Yaml => write_yaml(&status, output),
-    }?)
+    }
+    .context(UNWRITTEN)
 }
 
 /// `dnsflow learn`: whether it has heard all of the time, or was ended before.
-pub fn learn(options: &LearnOptions, output: &mut impl Write) -> Result<Exit, CommandError> {
+pub fn learn(options: &LearnOptions, output: &mut impl Write) -> anyhow::Result<Exit> {
     let LearnOptions {
         namespace,
         time,
@@ -102,9 +59,9 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> Result<Exit, Co
         ..Learned::default()
     };
     if !learned.meet(&status) {
-        return Err(CommandError::NoPods {
-            namespace: namespace.clone(),
-        });
+        bail!(
+            "no pod of {namespace} has an interface on this node: ask the agent of a node with one"
+        );
     }
     let parameters = [
         ("namespace", namespace.clone()),
@@ -129,13 +86,13 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> Result<Exit, Co
     });
     match heard {
         // What was heard until then is worth something.
-        Err(CommandError::Ask(AskError::Http(_))) => {}
+        Err(error) if matches!(error.downcast_ref(), Some(AskError::Http(_))) => {}
         heard => heard?,
     }
     if !is_whole {
         learned.time = Duration::from_secs(started.elapsed().as_secs());
     }
-    learned.write(options, output)?;
+    learned.write(options, output).context(UNWRITTEN)?;
     Ok(if is_whole {
         Exit::Done
     } else {
@@ -144,18 +101,16 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> Result<Exit, Co
 }
 
 /// `dnsflow try`: whether all that is allowed would stay allowed.
-pub fn try_firewalls(options: &TryOptions, output: &mut impl Write) -> Result<Exit, CommandError> {
+pub fn try_firewalls(options: &TryOptions, output: &mut impl Write) -> anyhow::Result<Exit> {
     let TryOptions { file, control } = options;
     let Files {
         firewalls, reasons, ..
-    } = Files::read(file).map_err(CommandError::Manifests)?;
+    } = Files::read(file).map_err(unreadable)?;
     for reason in &reasons {
         eprintln!("{reason}");
     }
     if firewalls.is_empty() {
-        return Err(CommandError::Manifests(
-            "no EgressFirewall in it".to_owned(),
-        ));
+        return Err(unreadable("no EgressFirewall in it".to_owned()));
     }
     let socket = &control.socket.path;
     let mut exit = Exit::Done;
@@ -170,7 +125,8 @@ pub fn try_firewalls(options: &TryOptions, output: &mut impl Write) -> Result<Ex
             OutputFormat::Table => print::trialled(&trialled, output),
             OutputFormat::Json => write_json_line(&trialled, output),
             OutputFormat::Yaml => write_yaml(&trialled, output),
-        }?;
+        }
+        .context(UNWRITTEN)?;
         if trialled.count(Change::WouldDeny) > 0 {
             exit = Exit::No;
         } else if trialled.is_unwatched() && exit == Exit::Done {
@@ -181,30 +137,17 @@ pub fn try_firewalls(options: &TryOptions, output: &mut impl Write) -> Result<Ex
 }
 
 /// `dnsflow prune`: whether OVN's database could be asked, too.
-pub fn prune(options: &PruneOptions, output: &mut impl Write) -> Result<Exit, CommandError> {
+pub fn prune(options: &PruneOptions, output: &mut impl Write) -> anyhow::Result<Exit> {
     let PruneOptions {
         namespace,
         ovn_nb,
         control,
     } = options;
     let socket = &control.socket.path;
-    let parameters = [("namespace", namespace.clone())];
-    let mut entries: Vec<EntryView> = Vec::new();
-    let take = |entry| {
-        entries.push(entry);
-        Ok(())
+    let Some(evidence) = block_on(Evidence::ask(socket, namespace))? else {
+        bail!("namespace {namespace} has no EgressFirewall");
     };
-    let (present, known) = block_on(async {
-        let present: PresentFirewall = client::get(socket, "/v1/firewall", &parameters).await?;
-        client::lines(socket, "/v1/cache", &parameters, take).await?;
-        Ok((present, Known::ask(socket, Some(namespace)).await?))
-    })?;
-    let Some(firewall) = present.firewall() else {
-        return Err(CommandError::NoFirewall {
-            namespace: namespace.clone(),
-        });
-    };
-    let names = unused::names_of(&firewall);
+    let names = unused::names_of(&evidence.firewall);
     let resolved = block_on(async {
         Ok(match names[..] {
             [] => Ok(BTreeMap::new()),
@@ -214,19 +157,13 @@ pub fn prune(options: &PruneOptions, output: &mut impl Write) -> Result<Exit, Co
     if let Err(error) = &resolved {
         eprintln!("what ovn-kubernetes alone would have denied is missing: {error}");
     }
-    let evidence = Evidence {
-        firewall: (&firewall, present.subdomains),
-        came_s: present.came_s,
-        known: &known,
-        entries: &entries,
-        resolved: resolved.as_ref().ok(),
-    };
-    let pruning = Pruning::new(namespace, &evidence);
+    let pruning = Pruning::new(namespace, &evidence, resolved.as_ref().ok());
     match control.output.format {
         OutputFormat::Table => print::pruning(&pruning, "this node", output),
         OutputFormat::Json => write_json(&pruning, output),
         OutputFormat::Yaml => write_yaml(&pruning, output),
-    }?;
+    }
+    .context(UNWRITTEN)?;
     Ok(match resolved {
         Ok(_) => Exit::Done,
         Err(_) => Exit::Incomplete,
@@ -234,7 +171,7 @@ pub fn prune(options: &PruneOptions, output: &mut impl Write) -> Result<Exit, Co
 }
 
 /// `dnsflow report`: whether there was room for all.
-pub fn report(options: &ReportOptions, output: &mut impl Write) -> Result<Exit, CommandError> {
+pub fn report(options: &ReportOptions, output: &mut impl Write) -> anyhow::Result<Exit> {
     let ReportOptions {
         html,
         format: _,
@@ -250,40 +187,42 @@ pub fn report(options: &ReportOptions, output: &mut impl Write) -> Result<Exit, 
         false => Exit::Incomplete,
     };
     match html {
-        None => write_json_line(&report, output)?,
+        None => write_json_line(&report, output).context(UNWRITTEN)?,
         Some(file) => Page::new(vec![report], Vec::new()).write(file, output)?,
     }
     Ok(exit)
 }
 
 /// `dnsflow log-level`.
-pub fn log_level(options: &LogLevelOptions, output: &mut impl Write) -> Result<(), CommandError> {
+pub fn log_level(options: &LogLevelOptions, output: &mut impl Write) -> anyhow::Result<()> {
     let LogLevelOptions { control, level } = options;
     let (socket, path) = (&control.socket.path, "/v1/log-level");
     let levels: Levels = match level {
         None => block_on(client::get(socket, path, &[])),
         Some(level) => block_on(client::put(socket, path, &[("level", level.clone())])),
     }?;
-    Ok(match control.output.format {
+    match control.output.format {
         OutputFormat::Table => print::levels(&levels, output),
         OutputFormat::Json => write_json(&levels, output),
         OutputFormat::Yaml => write_yaml(&levels, output),
-    }?)
+    }
+    .context(UNWRITTEN)
 }
 
 /// `dnsflow cache list`.
-pub fn cache_list(options: &FilterOptions, output: &mut impl Write) -> Result<(), CommandError> {
-    list(options, |entry| vec![entry], CacheRow::of, output)
+pub fn cache_list(options: &FilterOptions, output: &mut impl Write) -> anyhow::Result<()> {
+    let rows = (print::CACHE, print::cache_rows);
+    list(options, |entry| vec![entry], rows, output)
 }
 
 /// `dnsflow flows list`.
-pub fn flows_list(options: &FilterOptions, output: &mut impl Write) -> Result<(), CommandError> {
-    let row = |flow: &FlowRow| vec![flow.clone()];
-    list(options, |entry| FlowRow::of(&entry), row, output)
+pub fn flows_list(options: &FilterOptions, output: &mut impl Write) -> anyhow::Result<()> {
+    let rows = (FlowRow::HEADS, |flow: &FlowRow| vec![flow.cells()]);
+    list(options, |entry| FlowRow::of(&entry), rows, output)
 }
 
 /// `dnsflow observe`.
-pub fn observe(options: &ObserveOptions, output: &mut impl Write) -> Result<(), CommandError> {
+pub fn observe(options: &ObserveOptions, output: &mut impl Write) -> anyhow::Result<()> {
     let control = &options.control;
     let last = match (options.last, options.follow) {
         (Some(last), _) => Some(last),
@@ -311,7 +250,7 @@ pub fn observe(options: &ObserveOptions, output: &mut impl Write) -> Result<(), 
 }
 
 /// `dnsflow explain`: the verdict over all ports of the pod.
-pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> Result<Verdict, CommandError> {
+pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> anyhow::Result<Verdict> {
     let control = &options.control;
     let (namespace, pod) = (&options.pod.namespace, &options.pod.name);
     let parameters = [
@@ -323,27 +262,28 @@ pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> Result<Verd
     let explained: Vec<Explanation> = block_on(asked)?;
     // The agent says so of a pod on other networks for each of its ports: one that passes is enough.
     let Some(verdict) = explained.iter().map(|one| one.verdict).min() else {
-        return Err(CommandError::NoSuchPod {
-            namespace: namespace.clone(),
-            pod: pod.clone(),
-        });
+        bail!(
+            "no pod {namespace}/{pod} has an interface on this node: ask the agent of the pod's node, and \
+             see `dnsflow status`"
+        );
     };
     match control.output.format {
         OutputFormat::Table => print::explanations(&explained, &options.target, output),
         OutputFormat::Json => write_json(&explained, output),
         OutputFormat::Yaml => write_yaml(&explained, output),
-    }?;
+    }
+    .context(UNWRITTEN)?;
     Ok(verdict)
 }
 
 /// Asks for the cache entries that the filters want. `values` are what programs get of an entry, and
-/// `rows` what people get of a value.
-fn list<V: Serialize, R: Row>(
+/// `rows` what people get of a value, below `heads`.
+fn list<V: Serialize>(
     options: &FilterOptions,
     values: impl Fn(EntryView) -> Vec<V>,
-    rows: impl Fn(&V) -> Vec<R>,
+    (heads, rows): (&[&str], impl Fn(&V) -> Vec<Row>),
     output: &mut impl Write,
-) -> Result<(), CommandError> {
+) -> anyhow::Result<()> {
     let FilterOptions {
         control,
         namespace,
@@ -366,17 +306,21 @@ fn list<V: Serialize, R: Row>(
     };
     match control.output.format {
         OutputFormat::Table => {
-            let mut table = print::table::<R>(output)?;
+            let mut table = Table::begin(heads, output).context(UNWRITTEN)?;
             each(&mut |value| table.extend(rows(&value)))?;
-            Ok(table.end()?)
+            table.end().context(UNWRITTEN)
         }
         OutputFormat::Json => each(&mut |value| write_json_line(&value, output)),
         OutputFormat::Yaml => each(&mut |value| write_yaml(&value, output)),
     }
 }
 
-fn block_on<T>(asked: impl Future<Output = Result<T, AskError>>) -> Result<T, CommandError> {
+fn unreadable(reason: String) -> anyhow::Error {
+    anyhow!("cannot read the manifests: {reason}")
+}
+
+fn block_on<T>(asked: impl Future<Output = Result<T, AskError>>) -> anyhow::Result<T> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(CommandError::Runtime)?;
+    let runtime = runtime.context("cannot start the runtime")?;
     Ok(runtime.block_on(asked)?)
 }

@@ -168,11 +168,7 @@ pub fn resource(namespace: &str, firewall: &Firewall) -> Value {
             Destination::Invalid(_) => json!({}),
         };
         let port = |transport: &Transport| {
-            let protocol = match transport.protocol {
-                Protocol::Tcp => "TCP",
-                Protocol::Udp => "UDP",
-                Protocol::Sctp => "SCTP",
-            };
+            let protocol = transport.protocol.name().to_ascii_uppercase();
             json!({ "protocol": protocol, "port": transport.port.unwrap_or(0) })
         };
         let action = match rule.action {

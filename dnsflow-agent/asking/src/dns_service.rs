@@ -30,26 +30,6 @@ pub enum Selection {
 #[error("`{0}` names no Service; write NAMESPACE/NAME or NAMESPACE/LABEL=VALUE")]
 pub struct DnsServiceError(String);
 
-impl DnsService {
-    /// The usual DNS Services: with the label that kubeadm, kind and most distributions keep for
-    /// compatibility with kube-dns, and OpenShift's.
-    pub fn usual() -> Vec<Self> {
-        vec![
-            Self {
-                namespace: "kube-system".into(),
-                selection: Selection::Label {
-                    key: "k8s-app".into(),
-                    value: "kube-dns".into(),
-                },
-            },
-            Self {
-                namespace: "openshift-dns".into(),
-                selection: Selection::Name("dns-default".into()),
-            },
-        ]
-    }
-}
-
 impl FromStr for DnsService {
     type Err = DnsServiceError;
 

@@ -11,6 +11,7 @@ mod merge;
 
 use std::{ffi::OsString, io, path::Path, time::Duration};
 
+use anyhow::{Context as _, anyhow, bail};
 use clap::Parser;
 use dnsflow_core::ask::view::PortView;
 use tokio::runtime;
@@ -23,9 +24,9 @@ use crate::{
         self, CacheCommand, CheckOptions, Cli, Command, ExplainOptions, FlowsCommand, LearnOptions,
         ObserveOptions, OutputFormat, ReportOptions,
     },
-    page::PageError,
+    output::UNWRITTEN,
 };
-use agents::{Kubectl, KubectlError};
+use agents::Kubectl;
 use merge::Question;
 
 /// Agents that are followed at the same time: each takes a process of kubectl.
@@ -81,61 +82,6 @@ pub struct Plugin {
     command: Vec<String>,
 }
 
-/// Why the nodes cannot be asked.
-#[derive(Debug, thiserror::Error)]
-pub enum PluginError {
-    /// No runtime.
-    #[error("cannot start the runtime")]
-    Runtime(#[source] io::Error),
-    /// The command is for one node.
-    #[error(
-        "over all nodes there are: status, cache list, flows list, explain, observe, log-level, check, \
-         learn, try, prune and report; all others are for one agent: kubectl exec --namespace {namespace} \
-         POD -- dnsflow …"
-    )]
-    OneNode {
-        /// The namespace of the agents.
-        namespace: String,
-    },
-    /// kubectl has failed.
-    #[error(transparent)]
-    Kubectl(#[from] KubectlError),
-    /// No agent is there.
-    #[error(
-        "no pod has the labels {selector} in the namespace {namespace} on the nodes asked for: see \
-             --agents-namespace, --agents-selector and --node"
-    )]
-    NoAgents {
-        /// The namespace.
-        namespace: String,
-        /// The labels.
-        selector: String,
-    },
-    /// Too many agents to follow.
-    #[error(
-        "{count} nodes are too many to follow, {FOLLOWED_MAX} are possible: name some with --node"
-    )]
-    TooMany {
-        /// How many there are.
-        count: usize,
-    },
-    /// The manifests cannot be read.
-    #[error("cannot read the manifests: {0}")]
-    Manifests(String),
-    /// The namespace has no pods there.
-    #[error("no pod of {namespace} has an interface on the nodes that have answered")]
-    NoPods {
-        /// The namespace.
-        namespace: String,
-    },
-    /// The answer cannot be written.
-    #[error("cannot write the answer")]
-    Output(#[from] io::Error),
-    /// There is no page.
-    #[error(transparent)]
-    Page(#[from] PageError),
-}
-
 /// Whether the program was called by the name of the plugin.
 pub fn is_called(program: Option<&OsString>) -> bool {
     let name = program.and_then(|program| Path::new(program).file_name());
@@ -143,7 +89,7 @@ pub fn is_called(program: Option<&OsString>) -> bool {
 }
 
 /// Runs the plugin with the process's command line.
-pub fn run(output: &mut impl io::Write) -> Result<Exit, PluginError> {
+pub fn run(output: &mut impl io::Write) -> anyhow::Result<Exit> {
     let Plugin {
         agents_namespace,
         agents_selector,
@@ -153,10 +99,13 @@ pub fn run(output: &mut impl io::Write) -> Result<Exit, PluginError> {
         timeout: patience,
         command,
     } = Plugin::parse();
-    let one_node = || PluginError::OneNode {
-        namespace: agents_namespace.clone(),
+    let Some(asked) = asked(&command)? else {
+        bail!(
+            "over all nodes there are: status, cache list, flows list, explain, observe, log-level, check, \
+             learn, try, prune and report; all others are for one agent: kubectl exec --namespace \
+             {agents_namespace} POD -- dnsflow …"
+        );
     };
-    let asked = asked(&command)?.ok_or_else(one_node)?;
     let options = [("--kubeconfig", kubeconfig), ("--context", context)];
     let options = options
         .into_iter()
@@ -167,7 +116,7 @@ pub fn run(output: &mut impl io::Write) -> Result<Exit, PluginError> {
         patience,
     };
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(PluginError::Runtime)?;
+    let runtime = runtime.context("cannot start the runtime")?;
     runtime.block_on(async {
         let mut agents = kubectl.agents(&agents_selector).await?;
         if !nodes.is_empty() {
@@ -178,14 +127,16 @@ pub fn run(output: &mut impl io::Write) -> Result<Exit, PluginError> {
             agents.retain(|agent| agent.node == node);
         }
         if agents.is_empty() {
-            return Err(PluginError::NoAgents {
-                namespace: agents_namespace,
-                selector: agents_selector,
-            });
+            bail!(
+                "no pod has the labels {agents_selector} in the namespace {agents_namespace} on the nodes asked for: see \
+                 --agents-namespace, --agents-selector and --node"
+            );
         }
         let count = agents.len();
         if count > FOLLOWED_MAX && !matches!(asked, Asked::Once(..)) {
-            return Err(PluginError::TooMany { count });
+            bail!(
+                "{count} nodes are too many to follow, {FOLLOWED_MAX} are possible: name some with --node"
+            );
         }
         match asked {
             Asked::Once(question, format) => {
@@ -202,7 +153,8 @@ pub fn run(output: &mut impl io::Write) -> Result<Exit, PluginError> {
             }
             Asked::Events(format) => {
                 let heard = kubectl.follow(agents, &in_json(&command, &[], &[]), |_| true);
-                Ok(follow::events(heard, format, output).await?)
+                let printed = follow::events(heard, format, output).await;
+                printed.context(UNWRITTEN)
             }
             Asked::Learn(options) => {
                 let lines = in_format("lines", &command, &[], &[]);
@@ -211,9 +163,10 @@ pub fn run(output: &mut impl io::Write) -> Result<Exit, PluginError> {
                 let heard = kubectl.follow(agents, &lines, move |status| {
                     status.node.ports.iter().any(&is_there)
                 });
-                let exit = follow::learn(heard, &options, output).await?;
-                exit.ok_or(PluginError::NoPods {
-                    namespace: options.namespace,
+                let printed = follow::learn(heard, &options, output).await;
+                printed.context(UNWRITTEN)?.with_context(|| {
+                    let namespace = &options.namespace;
+                    format!("no pod of {namespace} has an interface on the nodes that have answered")
                 })
             }
         }
@@ -233,7 +186,7 @@ enum Asked {
 
 /// What a command line asks of agents; `None` for what is no question to all of them. A wrong command line
 /// ends the process, as does one that asks for help.
-fn asked(command: &[String]) -> Result<Option<Asked>, PluginError> {
+fn asked(command: &[String]) -> anyhow::Result<Option<Asked>> {
     let arguments = ["kubectl dnsflow"].into_iter().map(str::to_owned);
     let cli = Cli::try_parse_from(arguments.chain(command.iter().cloned()));
     let (question, format) = match cli.unwrap_or_else(|error| error.exit()).command {
@@ -269,7 +222,9 @@ fn asked(command: &[String]) -> Result<Option<Asked>, PluginError> {
         }
         Command::Learn(options) => return Ok(Some(Asked::Learn(options))),
         Command::Try(options) => {
-            let manifests = manifests::texts(&options.file).map_err(PluginError::Manifests)?;
+            let manifests = manifests::texts(&options.file);
+            let manifests =
+                manifests.map_err(|reason| anyhow!("cannot read the manifests: {reason}"))?;
             (Question::Try(manifests), options.control.output.format)
         }
         Command::Prune(options) => (Question::Prune, options.control.output.format),

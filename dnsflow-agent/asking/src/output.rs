@@ -50,6 +50,9 @@ impl Write for Stdout {
     }
 }
 
+/// The context of a failure to write an answer.
+pub(crate) const UNWRITTEN: &str = "cannot write the answer";
+
 /// A file that was not there, and that only its owner can read: names of pods and of what they ask for are
 /// nobody else's.
 pub fn new_file(path: &Path) -> io::Result<File> {

@@ -5,13 +5,14 @@
 
 use std::{
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
+use anyhow::Context as _;
 use askama::Template;
 
 use super::{
-    print::{self, PortRow, Row as _},
+    print,
     report::{Bucket, Denial, NameReport, NamespaceReport, NodeReport},
     unused::{RuleUse, Used},
 };
@@ -23,17 +24,6 @@ const BAR_PITCH: usize = 46;
 const BAR_HEIGHT: u64 = 90;
 /// Names that a rule shows.
 const NAMES_SHOWN: usize = 6;
-
-/// Why there is no page.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write {}", path.display())]
-pub struct PageError {
-    /// Where it should be.
-    path: PathBuf,
-    /// Why not.
-    #[source]
-    source: io::Error,
-}
 
 /// A page about some nodes.
 #[derive(Debug, Template)]
@@ -56,16 +46,12 @@ impl Page {
     }
 
     /// Writes the page into a file that is not there yet, or for `-` to `output`, which is standard output.
-    pub(crate) fn write(&self, path: &Path, output: &mut impl Write) -> Result<(), PageError> {
-        let failed = |source| PageError {
-            path: path.to_owned(),
-            source,
-        };
-        match path == Path::new("-") {
+    pub(crate) fn write(&self, path: &Path, output: &mut impl Write) -> anyhow::Result<()> {
+        let written = match path == Path::new("-") {
             true => self.write_into(output),
             false => new_file(path).and_then(|mut file| self.write_into(&mut file)),
-        }
-        .map_err(failed)
+        };
+        written.with_context(|| format!("cannot write {}", path.display()))
     }
 
     fn write_into(&self, output: &mut impl Write) -> io::Result<()> {
@@ -99,9 +85,9 @@ impl NodeReport {
         print::status_lines(&self.status)
     }
 
-    fn port_states(&self) -> Vec<Vec<String>> {
+    fn port_states(&self) -> Vec<print::Row> {
         let ports = self.status.node.ports.iter();
-        ports.flat_map(PortRow::of).map(PortRow::cells).collect()
+        ports.flat_map(print::port_rows).collect()
     }
 
     fn answers(&self) -> u64 {

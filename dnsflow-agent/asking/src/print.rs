@@ -6,7 +6,7 @@ use std::{
 };
 
 use dnsflow_core::ask::view::{
-    Attachment, EntryView, ExplainedAddress, Explanation, FlowView, NameView, PortView,
+    Attachment, EntryView, ExplainedAddress, Explanation, FlowView, NameView, NodeView, PortView,
     StepOutcome, Verdict,
 };
 use serde::{Deserialize, Serialize};
@@ -20,99 +20,73 @@ use super::{
 };
 use crate::Levels;
 
-/// A row of a table.
-pub(crate) trait Row {
-    /// The heads of the columns.
-    fn heads() -> Vec<&'static str>;
-
-    /// The cells, one for each head.
-    fn cells(self) -> Vec<String>;
-}
+/// The cells of a row, one for each head of its table.
+pub(crate) type Row = Vec<String>;
 
 /// A table that is being written.
-pub(crate) struct Table<W: Write> {
-    output: TabWriter<W>,
-}
-
-/// Begins a table.
-pub(crate) fn table<R: Row>(output: impl Write) -> io::Result<Table<impl Write>> {
-    let mut output = TabWriter::new(output).padding(3);
-    writeln!(output, "{}", R::heads().join("\t"))?;
-    Ok(Table { output })
-}
+pub(crate) struct Table<W: Write>(TabWriter<W>);
 
 impl<W: Write> Table<W> {
+    /// Begins a table with these heads.
+    pub(crate) fn begin(heads: &[&str], output: W) -> io::Result<Self> {
+        let mut output = TabWriter::new(output).padding(3);
+        writeln!(output, "{}", heads.join("\t"))?;
+        Ok(Self(output))
+    }
+
     /// Adds rows.
-    pub(crate) fn extend<R: Row>(&mut self, rows: impl IntoIterator<Item = R>) -> io::Result<()> {
+    pub(crate) fn extend(&mut self, rows: impl IntoIterator<Item = Row>) -> io::Result<()> {
         let mut rows = rows.into_iter();
-        rows.try_for_each(|row| writeln!(self.output, "{}", row.cells().join("\t")))
+        rows.try_for_each(|row| writeln!(self.0, "{}", row.join("\t")))
     }
 
     /// Ends the table.
     pub(crate) fn end(mut self) -> io::Result<()> {
-        self.output.flush()
+        self.0.flush()
     }
 }
 
-/// A name that leads a pod to an address.
-pub(crate) struct CacheRow {
-    pod: String,
-    name: String,
-    address: String,
-    ttl: String,
-    origin: String,
-    rules: String,
-    packets: String,
-    last_used: String,
+/// Writes a whole table.
+pub(crate) fn table(
+    heads: &[&str],
+    rows: impl IntoIterator<Item = Row>,
+    output: &mut impl Write,
+) -> io::Result<()> {
+    let mut table = Table::begin(heads, output)?;
+    table.extend(rows)?;
+    table.end()
 }
 
-impl CacheRow {
-    /// The rows of an entry: one for each name, or one without.
-    pub(crate) fn of(entry: &EntryView) -> Vec<Self> {
-        let row = |name: Option<&NameView>| Self {
-            pod: pod(&entry.namespace, &entry.pod),
-            name: name.map_or_else(|| "<unknown>".to_owned(), |name| name.name.clone()),
-            address: entry.address.to_string(),
-            ttl: name.map_or_else(|| "-".to_owned(), |name| seconds(name.ttl_left_s)),
-            origin: match (name, &entry.refused) {
+/// The heads of [`cache_rows`].
+pub(crate) const CACHE: &[&str] = &[
+    "POD", "NAME", "ADDRESS", "TTL", "SOURCE", "RULES", "PACKETS", "USED",
+];
+
+/// The rows of a cache entry: one for each name that leads the pod to the address, or one without.
+pub(crate) fn cache_rows(entry: &EntryView) -> Vec<Row> {
+    let row = |name: Option<&NameView>| {
+        vec![
+            pod(&entry.namespace, &entry.pod),
+            name.map_or_else(|| "<unknown>".to_owned(), |name| name.name.clone()),
+            entry.address.to_string(),
+            name.map_or_else(|| "-".to_owned(), |name| seconds(name.ttl_left_s)),
+            match (name, &entry.refused) {
                 (_, Some(reason)) => format!("refused ({reason})"),
                 (Some(name), None) => text(&name.origin),
                 (None, None) => "adopted".to_owned(),
             },
-            rules: name.map_or_else(String::new, |name| numbers(&name.rules)),
-            packets: packets(entry.packets),
-            last_used: match (entry.used_s, &entry.flows[..]) {
+            name.map_or_else(String::new, |name| numbers(&name.rules)),
+            packets(entry.packets),
+            match (entry.used_s, &entry.flows[..]) {
                 (Some(used_s), _) => format!("{} ago", seconds(used_s)),
                 (None, []) => "no flow".to_owned(),
                 (None, _) => "never".to_owned(),
             },
-        };
-        match &entry.names[..] {
-            [] => vec![row(None)],
-            names => names.iter().map(|name| row(Some(name))).collect(),
-        }
-    }
-}
-
-impl Row for CacheRow {
-    fn heads() -> Vec<&'static str> {
-        vec![
-            "POD", "NAME", "ADDRESS", "TTL", "SOURCE", "RULES", "PACKETS", "USED",
         ]
-    }
-
-    fn cells(self) -> Vec<String> {
-        let Self {
-            pod,
-            name,
-            address,
-            ttl,
-            origin,
-            rules,
-            packets,
-            last_used,
-        } = self;
-        vec![pod, name, address, ttl, origin, rules, packets, last_used]
+    };
+    match &entry.names[..] {
+        [] => vec![row(None)],
+        names => names.iter().map(|name| row(Some(name))).collect(),
     }
 }
 
@@ -147,14 +121,12 @@ impl FlowRow {
         };
         entry.flows.iter().map(row).collect()
     }
-}
 
-impl Row for FlowRow {
-    fn heads() -> Vec<&'static str> {
-        vec!["POD", "NAMES", "RULES", "PACKETS", "USED", "FLOW"]
-    }
+    /// The heads of the cells.
+    pub(crate) const HEADS: &'static [&'static str] =
+        &["POD", "NAMES", "RULES", "PACKETS", "USED", "FLOW"];
 
-    fn cells(self) -> Vec<String> {
+    pub(crate) fn cells(&self) -> Row {
         vec![
             pod(&self.namespace, &self.pod),
             self.names.join(","),
@@ -163,44 +135,30 @@ impl Row for FlowRow {
             used_text(&self.flow),
             match self.flow.is_missing {
                 true => format!("{} (missing)", self.flow.flow),
-                false => self.flow.flow,
+                false => self.flow.flow.clone(),
             },
         ]
     }
 }
 
-/// A port of which there is something to say.
-pub(crate) struct PortRow<'a>(&'a PortView, String);
+/// The heads of [`port_rows`].
+pub(crate) const PORTS: &[&str] = &["POD", "INTERFACE", "STATE"];
 
-impl<'a> PortRow<'a> {
-    /// What there is to say of a port.
-    pub(crate) fn of(port: &'a PortView) -> Vec<Self> {
-        let attachment = match &port.attachment {
-            Attachment::Attached => None,
-            Attachment::Pending => Some("not attached yet".to_owned()),
-            Attachment::Failed(reason) => Some(format!("not attached: {reason}")),
-        };
-        let not_trusted = port.not_trusted.iter();
-        let not_trusted = not_trusted.map(|why| format!("nothing counts that it is told: {why}"));
-        let states = attachment.into_iter().chain(not_trusted);
-        let states = states.chain(port.limits.iter().cloned());
-        states.map(|state| Self(port, state)).collect()
-    }
-}
-
-impl Row for PortRow<'_> {
-    fn heads() -> Vec<&'static str> {
-        vec!["POD", "INTERFACE", "STATE"]
-    }
-
-    fn cells(self) -> Vec<String> {
-        let Self(port, state) = self;
-        vec![
-            pod(&port.namespace, &port.pod),
-            port.interface.clone(),
-            state,
-        ]
-    }
+/// What there is to say of a port.
+pub(crate) fn port_rows(port: &PortView) -> Vec<Row> {
+    let attachment = match &port.attachment {
+        Attachment::Attached => None,
+        Attachment::Pending => Some("not attached yet".to_owned()),
+        Attachment::Failed(reason) => Some(format!("not attached: {reason}")),
+    };
+    let not_trusted = port.not_trusted.iter();
+    let not_trusted = not_trusted.map(|why| format!("nothing counts that it is told: {why}"));
+    let states = attachment.into_iter().chain(not_trusted);
+    let states = states.chain(port.limits.iter().cloned());
+    let pod = pod(&port.namespace, &port.pod);
+    states
+        .map(|state| vec![pod.clone(), port.interface.clone(), state])
+        .collect()
 }
 
 /// What there is to say of the agent as a whole: heads, and a text for each.
@@ -277,61 +235,52 @@ pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> 
     for (head, text) in status_lines(status) {
         writeln!(output, "{head:<10} {text}")?;
     }
-    let ports: Vec<_> = node.ports.iter().flat_map(PortRow::of).collect();
+    let ports: Vec<_> = node.ports.iter().flat_map(port_rows).collect();
     if !ports.is_empty() {
         writeln!(output)?;
-        let mut table = table::<PortRow<'_>>(&mut output)?;
-        table.extend(ports)?;
-        table.end()?;
+        table(PORTS, ports, &mut output)?;
     }
-    for firewall in &node.firewalls {
-        for problem in &firewall.problems {
-            writeln!(
-                output,
-                "\nnamespace {}, rule {} ({}): {}",
+    let mut problems = problems(node);
+    problems.try_for_each(|problem| writeln!(output, "\n{problem}"))
+}
+
+/// What is wrong with the rules.
+pub(crate) fn problems(node: &NodeView) -> impl Iterator<Item = String> {
+    node.firewalls.iter().flat_map(|firewall| {
+        firewall.problems.iter().map(move |problem| {
+            format!(
+                "namespace {}, rule {} ({}): {}",
                 firewall.namespace, problem.rule, problem.severity, problem.text
-            )?;
-        }
-    }
-    Ok(())
+            )
+        })
+    })
 }
 
-/// A connection for which a tried EgressFirewall changes something.
-pub(crate) struct ChangedRow<'a> {
-    /// The namespace of the pod.
-    pub(crate) namespace: &'a str,
-    /// The connection.
-    pub(crate) changed: &'a Changed,
-}
+/// The heads of [`changed_row`].
+pub(crate) const CHANGED: &[&str] = &[
+    "CHANGE",
+    "POD",
+    "DESTINATION",
+    "NAMES",
+    "NOW",
+    "THEN",
+    "LAST",
+];
 
-impl Row for ChangedRow<'_> {
-    fn heads() -> Vec<&'static str> {
-        vec![
-            "CHANGE",
-            "POD",
-            "DESTINATION",
-            "NAMES",
-            "NOW",
-            "THEN",
-            "LAST",
-        ]
-    }
-
-    fn cells(self) -> Vec<String> {
-        let Self { namespace, changed } = self;
-        vec![
-            changed.change.text().to_owned(),
-            pod(namespace, &changed.pod),
-            changed.target.clone(),
-            match changed.names[..] {
-                [] => "-".to_owned(),
-                _ => changed.names.join(","),
-            },
-            changed.now.text.clone(),
-            changed.then.text.clone(),
-            format!("{} ago", seconds(changed.last_s)),
-        ]
-    }
+/// A connection of a namespace for which a tried EgressFirewall changes something.
+pub(crate) fn changed_row(namespace: &str, changed: &Changed) -> Row {
+    vec![
+        changed.change.text().to_owned(),
+        pod(namespace, &changed.pod),
+        changed.target.clone(),
+        match changed.names[..] {
+            [] => "-".to_owned(),
+            _ => changed.names.join(","),
+        },
+        changed.now.text.clone(),
+        changed.then.text.clone(),
+        format!("{} ago", seconds(changed.last_s)),
+    ]
 }
 
 /// `dnsflow try`.
@@ -341,9 +290,8 @@ pub(crate) fn trialled(trialled: &Trialled, output: &mut impl Write) -> io::Resu
     if !trialled.changed.is_empty() {
         writeln!(output)?;
         let changed = trialled.changed.iter();
-        let mut table = table::<ChangedRow<'_>>(&mut *output)?;
-        table.extend(changed.map(|changed| ChangedRow { namespace, changed }))?;
-        table.end()?;
+        let rows = changed.map(|changed| changed_row(namespace, changed));
+        table(CHANGED, rows, output)?;
     }
     trial_notes(trialled, output)
 }
@@ -386,31 +334,22 @@ pub(crate) fn trial_notes(trialled: &Trialled, output: &mut impl Write) -> io::R
 }
 
 /// What is known of a rule.
-struct RuleRow<'a>(&'a RuleUse);
-
-impl Row for RuleRow<'_> {
-    fn heads() -> Vec<&'static str> {
-        vec!["RULE", "TEXT", "USED", "PLACES", "NAMES"]
-    }
-
-    fn cells(self) -> Vec<String> {
-        let Self(rule) = self;
-        let names = rule.names.iter().map(|name| match name.last_s {
-            Some(last_s) => format!("{} ({} ago)", name.name, seconds(last_s)),
-            None => format!("{} (told)", name.name),
-        });
-        let names: Vec<_> = names.collect();
-        vec![
-            rule.rule.to_string(),
-            rule.text.clone(),
-            rule_used(rule),
-            rule.places.to_string(),
-            match names[..] {
-                [] => "-".to_owned(),
-                _ => names.join(", "),
-            },
-        ]
-    }
+fn rule_row(rule: &RuleUse) -> Row {
+    let names = rule.names.iter().map(|name| match name.last_s {
+        Some(last_s) => format!("{} ({} ago)", name.name, seconds(last_s)),
+        None => format!("{} (told)", name.name),
+    });
+    let names: Vec<_> = names.collect();
+    vec![
+        rule.rule.to_string(),
+        rule.text.clone(),
+        rule_used(rule),
+        rule.places.to_string(),
+        match names[..] {
+            [] => "-".to_owned(),
+            _ => names.join(", "),
+        },
+    ]
 }
 
 /// Whether and when a rule was used.
@@ -448,9 +387,8 @@ pub(crate) fn pruning(pruning: &Pruning, nodes: &str, output: &mut impl Write) -
         "namespace {namespace}: what its pods on {nodes} have done for {} ({since})\n",
         seconds(*known_s)
     )?;
-    let mut table = table::<RuleRow<'_>>(&mut *output)?;
-    table.extend(rules.iter().map(RuleRow))?;
-    table.end()?;
+    let heads = ["RULE", "TEXT", "USED", "PLACES", "NAMES"];
+    table(&heads, rules.iter().map(rule_row), output)?;
     writeln!(output)?;
     let unused: Vec<u32> = pruning.unused().map(|rule| rule.rule).collect();
     writeln!(output, "never used: rules {}", numbers(&unused))?;

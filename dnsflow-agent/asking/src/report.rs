@@ -15,7 +15,6 @@ use super::{
     Status,
     client::{self, AskError},
     event::Event,
-    history::{Known, PresentFirewall},
     print, unused,
 };
 use crate::{moment::rfc3339, node};
@@ -166,27 +165,11 @@ impl NamespaceReport {
         denials: &mut Denials,
         left_out: &mut Vec<String>,
     ) -> Result<Option<Self>, AskError> {
-        let parameters = [("namespace", namespace.to_owned())];
-        let present: PresentFirewall = client::get(socket, "/v1/firewall", &parameters).await?;
-        let Some(firewall) = present.firewall() else {
+        let Some(evidence) = unused::Evidence::ask(socket, namespace).await? else {
             return Ok(None);
         };
-        let mut entries: Vec<EntryView> = Vec::new();
-        let take = |entry| {
-            entries.push(entry);
-            Ok(())
-        };
-        client::lines(socket, "/v1/cache", &parameters, take).await?;
-        let known = Known::ask(socket, Some(namespace)).await?;
-        let evidence = unused::Evidence {
-            firewall: (&firewall, present.subdomains),
-            came_s: present.came_s,
-            known: &known,
-            entries: &entries,
-            resolved: None,
-        };
-        let rules = unused::Pruning::new(namespace, &evidence);
-        let mut names = names(&entries);
+        let rules = unused::Pruning::new(namespace, &evidence, None);
+        let mut names = names(&evidence.entries);
         let mut denials = denials.of(namespace);
         for (what, count, max) in [
             ("names", names.len(), NAMES_MAX),
@@ -225,10 +208,7 @@ fn names(entries: &[EntryView]) -> Vec<NameReport> {
             if let Some(packets) = entry.packets {
                 *of_name.packets.get_or_insert(0) += packets;
             }
-            if let Some(used_s) = entry.used_s {
-                let last_s = of_name.last_s.unwrap_or(used_s);
-                of_name.last_s = Some(last_s.min(used_s));
-            }
+            of_name.last_s = of_name.last_s.into_iter().chain(entry.used_s).min();
             if of_name.refused.is_none() {
                 of_name.refused = entry.refused.clone();
             }

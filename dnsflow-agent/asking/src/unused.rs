@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    path::Path,
 };
 
 use dnsflow_core::{
@@ -20,7 +21,11 @@ use dnsflow_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{history::Known, trial};
+use super::{
+    client::{self, AskError},
+    history::{Known, PresentFirewall},
+    trial,
+};
 
 /// What is known of the rules of a namespace.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -126,43 +131,69 @@ struct Gathered {
 
 impl Gathered {
     fn use_at(&mut self, ago_s: u64) {
-        self.last_s = Some(self.last_s.map_or(ago_s, |last| last.min(ago_s)));
+        self.last_s = self.last_s.into_iter().chain([ago_s]).min();
     }
 
     fn name(&mut self, name: &str, ago_s: Option<u64>) {
         let last = self.names.entry(name.to_owned()).or_default();
-        *last = match (*last, ago_s) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        };
+        *last = last.iter().copied().chain(ago_s).min();
     }
 }
 
-/// What is known of the rules of an EgressFirewall, and of what they were used for.
-pub(crate) struct Evidence<'a> {
-    /// The EgressFirewall, and whether its names stand for their sub-domains where it does not say.
-    pub(crate) firewall: (&'a Firewall, bool),
+/// The EgressFirewall of a namespace, and what its rules were used for.
+pub(crate) struct Evidence {
+    /// The EgressFirewall.
+    pub(crate) firewall: Firewall,
+    /// Whether its names stand for their sub-domains where it does not say.
+    pub(crate) subdomains: bool,
     /// The seconds since its rules came.
     pub(crate) came_s: u64,
     /// The connections of the pods.
-    pub(crate) known: &'a Known,
+    pub(crate) known: Known,
     /// What the pods were told.
-    pub(crate) entries: &'a [EntryView],
-    /// What ovn-kubernetes has resolved the name of each rule to, where it could be asked.
-    pub(crate) resolved: Option<&'a BTreeMap<u32, BTreeSet<IpAddr>>>,
+    pub(crate) entries: Vec<EntryView>,
+}
+
+impl Evidence {
+    /// Asks the agent; `None` where the namespace has no EgressFirewall.
+    pub(crate) async fn ask(socket: &Path, namespace: &str) -> Result<Option<Self>, AskError> {
+        let parameters = [("namespace", namespace.to_owned())];
+        let present: PresentFirewall = client::get(socket, "/v1/firewall", &parameters).await?;
+        let Some(firewall) = present.firewall() else {
+            return Ok(None);
+        };
+        let mut entries = Vec::new();
+        let take = |entry| {
+            entries.push(entry);
+            Ok(())
+        };
+        client::lines(socket, "/v1/cache", &parameters, take).await?;
+        Ok(Some(Self {
+            firewall,
+            subdomains: present.subdomains,
+            came_s: present.came_s,
+            known: Known::ask(socket, Some(namespace)).await?,
+            entries,
+        }))
+    }
 }
 
 impl Pruning {
-    /// What connections and cache entries say of the rules.
-    pub(crate) fn new(namespace: &str, evidence: &Evidence<'_>) -> Self {
+    /// What connections and cache entries say of the rules. `resolved`: the addresses that ovn-kubernetes has for the
+    /// name of each rule, where it could be asked.
+    pub(crate) fn new(
+        namespace: &str,
+        evidence: &Evidence,
+        resolved: Option<&BTreeMap<u32, BTreeSet<IpAddr>>>,
+    ) -> Self {
         let Evidence {
-            firewall: (firewall, subdomains),
+            firewall,
+            subdomains,
             came_s,
             known,
             entries,
-            resolved,
-        } = *evidence;
-        let trial = Trial::new(firewall, subdomains);
+        } = evidence;
+        let trial = Trial::new(firewall, *subdomains);
         let mut gathered: BTreeMap<u32, Gathered> = BTreeMap::new();
         let mut only_by_answer = Vec::new();
         for connection in &known.connections {
@@ -196,7 +227,7 @@ impl Pruning {
             }
         }
         let known_s = known.time.as_secs();
-        let known_since = match came_s < known_s {
+        let known_since = match *came_s < known_s {
             true => Since::FirewallChange,
             false if known.time >= HISTORY_TIME => Since::AnHour,
             false => Since::AgentStart,
@@ -234,7 +265,7 @@ impl Pruning {
         });
         Self {
             namespace: namespace.to_owned(),
-            known_s: known_s.min(came_s),
+            known_s: known_s.min(*came_s),
             known_since,
             rules: rules.collect(),
             only_by_answer: resolved.map(|_| only_by_answer),

@@ -1,7 +1,5 @@
 //! The tables, columns and rows of a database that are replicated.
 
-use std::fmt;
-
 use serde_json::{Value, json};
 
 use super::value::{Atom, Datum};
@@ -61,21 +59,14 @@ impl Default for TableLimits {
 }
 
 /// A limit that a table has exceeded.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum TableLimit {
     /// [`TableLimits::rows`].
+    #[error("{0} rows of interest")]
     Rows(usize),
     /// [`TableLimits::bytes`].
+    #[error("{0} bytes in the columns that are read")]
     Bytes(usize),
-}
-
-impl fmt::Display for TableLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rows(rows) => write!(f, "{rows} rows of interest"),
-            Self::Bytes(bytes) => write!(f, "{bytes} bytes in the columns that are read"),
-        }
-    }
 }
 
 /// A column, and how a change of it is written.

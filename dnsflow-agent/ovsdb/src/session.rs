@@ -66,11 +66,8 @@ pub struct ServerError {
 impl SessionError {
     /// The table that is too large, if that is the reason.
     pub fn too_large(&self) -> Option<TooLarge> {
-        match self {
-            Self::Update {
-                source: UpdateError::TooLarge(too_large),
-                ..
-            } => Some(*too_large),
+        match self.reason {
+            Reason::Update(UpdateError::TooLarge(too_large)) => Some(too_large),
             _ => None,
         }
     }
@@ -89,67 +86,39 @@ impl ServerError {
     }
 }
 
+/// Why the conversation with a database is over.
+#[derive(Debug, thiserror::Error)]
+#[error("database {database}: {reason}")]
+pub struct SessionError {
+    database: &'static str,
+    reason: Reason,
+}
+
 /// Why the conversation is over.
 #[derive(Debug, thiserror::Error)]
-pub enum SessionError {
+enum Reason {
     /// The message is not JSON, or nested too deeply.
-    #[error("database {database}: unreadable message: {source}")]
-    Json {
-        /// The database.
-        database: &'static str,
-        /// The parser's reason.
-        source: serde_json::Error,
-    },
+    #[error("unreadable message: {0}")]
+    Json(#[from] serde_json::Error),
     /// The message does not fit the conversation.
-    #[error("database {database}: unexpected message: {problem}")]
-    Unexpected {
-        /// The database.
-        database: &'static str,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
-    /// The server refused to monitor.
-    #[error("database {database}: cannot monitor {tables}: {source}")]
-    Refused {
-        /// The database.
-        database: &'static str,
-        /// The tables asked for.
-        tables: String,
-        /// The server's reason.
-        source: ServerError,
-    },
+    #[error("unexpected message: {0}")]
+    Unexpected(&'static str),
+    /// The server refused to monitor these tables.
+    #[error("cannot monitor {tables}: {error}")]
+    Refused { tables: String, error: ServerError },
     /// An update cannot be applied to the replica.
-    #[error("database {database}: {source}")]
-    Update {
-        /// The database.
-        database: &'static str,
-        /// What does not fit.
-        source: UpdateError,
-    },
+    #[error("{0}")]
+    Update(#[from] UpdateError),
     /// The server stopped the monitor: the database was removed or converted to a new schema
     /// (ovsdb-server(7), section 4.1.7, `monitor_canceled`).
-    #[error("database {database}: the server canceled the monitor")]
-    Canceled {
-        /// The database.
-        database: &'static str,
-    },
+    #[error("the server canceled the monitor")]
+    Canceled,
     /// The server asks and does not read the answers.
-    #[error(
-        "database {database}: the server does not read: {} bytes wait for it",
-        OUTPUT_MAX_BYTES
-    )]
-    NotRead {
-        /// The database.
-        database: &'static str,
-    },
-    /// No sign of life.
-    #[error("database {database}: no answer for {} s", .silence.as_secs())]
-    TimedOut {
-        /// The database.
-        database: &'static str,
-        /// For how long.
-        silence: Duration,
-    },
+    #[error("the server does not read: {OUTPUT_MAX_BYTES} bytes wait for it")]
+    NotRead,
+    /// No sign of life for so long.
+    #[error("no answer for {} s", .0.as_secs())]
+    TimedOut(Duration),
 }
 
 /// Something that the owner of the session should know.
@@ -309,10 +278,7 @@ impl Session {
             return Ok(());
         }
         if self.probed.is_some() {
-            return Err(SessionError::TimedOut {
-                database: self.database.name,
-                silence: 2 * self.probe_interval(),
-            });
+            return Err(self.over(Reason::TimedOut(2 * self.probe_interval())));
         }
         // A process that was stopped for long gives the server as much time as any other.
         self.probed = Some(now);
@@ -350,34 +316,37 @@ impl Session {
 
     /// Takes a piece of the server's message.
     pub fn receive(&mut self, piece: Piece<'_>) -> Result<Option<Event>, SessionError> {
-        match piece {
+        let event = match piece {
             Piece::Row(row) => self.row(row),
-            Piece::Message(message) => {
-                let event = self.message(message)?;
-                if self.output.len() > OUTPUT_MAX_BYTES {
-                    return Err(SessionError::NotRead {
-                        database: self.database.name,
-                    });
-                }
-                Ok(event)
-            }
+            Piece::Message(message) => self.message(message),
+        };
+        let event = event.map_err(|reason| self.over(reason))?;
+        match self.output.len() > OUTPUT_MAX_BYTES {
+            true => Err(self.over(Reason::NotRead)),
+            false => Ok(event),
+        }
+    }
+
+    fn over(&self, reason: Reason) -> SessionError {
+        SessionError {
+            database: self.database.name,
+            reason,
         }
     }
 
     /// Applies a row at once, before it is known whether the message is what it seems to be: every error ends the
     /// session, and with it the replica.
-    fn row(&mut self, row: FramedRow<'_>) -> Result<Option<Event>, SessionError> {
+    fn row(&mut self, row: FramedRow<'_>) -> Result<Option<Event>, Reason> {
         let mut pending = self.pending.values();
         let is_expected = match row.place {
             Place::Result => pending.any(|request| matches!(request, Request::Monitor)),
             Place::Params => true,
         };
         if !is_expected || self.rows_in.is_some_and(|place| place != row.place) {
-            return Err(self.unexpected(ROWS_ELSEWHERE));
+            return Err(Reason::Unexpected(ROWS_ELSEWHERE));
         }
         self.rows_in = Some(row.place);
-        let applied = self.replica.apply(row.table, row.id, row.update);
-        match applied.map_err(|source| self.update_error(source))? {
+        match self.replica.apply(row.table, row.id, row.update)? {
             Applied::Changed(change) => {
                 self.note(change);
                 Ok(None)
@@ -405,7 +374,7 @@ impl Session {
     }
 
     /// Takes the rest of a message, behind its rows.
-    fn message(&mut self, message: &[u8]) -> Result<Option<Event>, SessionError> {
+    fn message(&mut self, message: &[u8]) -> Result<Option<Event>, Reason> {
         let rows_in = self.rows_in.take();
         let Message {
             method,
@@ -413,17 +382,14 @@ impl Session {
             params,
             result,
             error,
-        } = serde_json::from_slice(message).map_err(|source| SessionError::Json {
-            database: self.database.name,
-            source,
-        })?;
+        } = serde_json::from_slice(message)?;
         let may_have_rows = match (&method, &id) {
             (Some(method), Value::Null) if method == UPDATE => Some(Place::Params),
             (None, id) if self.is_monitor(id) => Some(Place::Result),
             _ => None,
         };
         if rows_in.is_some() && rows_in != may_have_rows {
-            return Err(self.unexpected(ROWS_ELSEWHERE));
+            return Err(Reason::Unexpected(ROWS_ELSEWHERE));
         }
         match (method, id) {
             (Some(method), Value::Null) => self.notified(&method, params),
@@ -440,7 +406,7 @@ impl Session {
             (_, id) => {
                 let request = id.as_u64().and_then(|id| self.pending.remove(&id));
                 let Some(request) = request else {
-                    return Err(self.unexpected("an answer to nothing"));
+                    return Err(Reason::Unexpected("an answer to nothing"));
                 };
                 self.answered(request, result.unwrap_or(RawValue::NULL), error)
             }
@@ -451,22 +417,22 @@ impl Session {
         &mut self,
         method: &str,
         params: Option<&RawValue>,
-    ) -> Result<Option<Event>, SessionError> {
+    ) -> Result<Option<Event>, Reason> {
         match method {
             UPDATE => {
                 let params = params.map(|params| serde_json::from_str(params.get()));
                 let Some(Ok::<(&str, &RawValue), _>((MONITOR, rest))) = params else {
-                    return Err(self.unexpected("an update2 without our monitor and its updates"));
+                    return Err(Reason::Unexpected(
+                        "an update2 without our monitor and its updates",
+                    ));
                 };
-                self.check(rest)?;
+                self.replica.check(rest.get())?;
                 let changes = std::mem::take(&mut self.changes).into_iter();
                 let changes = changes.map(|((table, id), old)| RowChange { table, id, old });
                 let changes = changes.collect();
                 Ok((self.phase == Phase::Synced).then_some(Event::Changed(changes)))
             }
-            "monitor_canceled" => Err(SessionError::Canceled {
-                database: self.database.name,
-            }),
+            "monitor_canceled" => Err(Reason::Canceled),
             _ => Ok(None),
         }
     }
@@ -476,12 +442,12 @@ impl Session {
         request: Request,
         result: &RawValue,
         error: Value,
-    ) -> Result<Option<Event>, SessionError> {
+    ) -> Result<Option<Event>, Reason> {
         match request {
             Request::Monitor => {
                 let tables = self.database.tables.iter().map(|table| table.name);
                 self.refused(tables, &error)?;
-                self.check(result)?;
+                self.replica.check(result.get())?;
                 self.phase = Phase::Conditioning;
                 self.request_conditions();
                 Ok(self.synced())
@@ -513,27 +479,14 @@ impl Session {
         &self,
         tables: impl Iterator<Item = &'static str>,
         error: &Value,
-    ) -> Result<(), SessionError> {
+    ) -> Result<(), Reason> {
         if error.is_null() {
             return Ok(());
         }
-        Err(SessionError::Refused {
-            database: self.database.name,
+        Err(Reason::Refused {
             tables: tables.collect::<Vec<_>>().join(", "),
-            source: ServerError::from_json(error),
+            error: ServerError::from_json(error),
         })
-    }
-
-    fn check(&self, rest: &RawValue) -> Result<(), SessionError> {
-        let checked = self.replica.check(rest.get());
-        checked.map_err(|source| self.update_error(source))
-    }
-
-    fn update_error(&self, source: UpdateError) -> SessionError {
-        SessionError::Update {
-            database: self.database.name,
-            source,
-        }
     }
 
     fn is_monitor(&self, id: &Value) -> bool {
@@ -579,13 +532,6 @@ impl Session {
     fn send(&mut self, message: &Value) {
         self.output
             .extend_from_slice(message.to_string().as_bytes());
-    }
-
-    fn unexpected(&self, problem: &'static str) -> SessionError {
-        SessionError::Unexpected {
-            database: self.database.name,
-            problem,
-        }
     }
 }
 

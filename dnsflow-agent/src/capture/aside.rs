@@ -1,13 +1,13 @@
 //! What the programs tell aside from the answers that open addresses: where pods behind an EgressFirewall
 //! try to connect to, and which of their answers no rule mentions.
 
-use std::{fmt, io, os::fd::AsFd as _};
+use std::{io, os::fd::AsFd as _};
 
-use aya::maps::{Map, MapData, RingBuf};
-use dnsflow_common::{
-    record,
-    walk::{PROTOCOL_TCP, PROTOCOL_UDP},
+use aya::{
+    Ebpf,
+    maps::{MapData, RingBuf},
 };
+use dnsflow_common::record;
 use dnsflow_core::{
     Timestamp,
     io::input::Frame,
@@ -15,7 +15,7 @@ use dnsflow_core::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::{CaptureError, Drained, records};
+use super::{CaptureError, Drained, program::take_map, records};
 
 /// One thing that the programs told.
 #[derive(Clone, Copy, Debug)]
@@ -29,16 +29,9 @@ pub enum Told<'a> {
 /// The ring buffer `ASIDE`.
 pub struct Aside(RingBuf<MapData>);
 
-impl fmt::Debug for Aside {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Aside").finish_non_exhaustive()
-    }
-}
-
 impl Aside {
-    pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
-        let ring = RingBuf::try_from(map).map_err(|_| CaptureError::Object { what: "ASIDE" })?;
-        Ok(Self(ring))
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
+        take_map(ebpf, "ASIDE").map(Self)
     }
 
     /// Waits until there is something to [`drain`](Self::drain). May be cancelled.
@@ -73,11 +66,7 @@ fn told(record: record::Aside<'_>) -> Option<Told<'_>> {
         record::Aside::Answer(answer) => Some(Told::Answer(records::frame(answer)?)),
         record::Aside::Attempt(record::Attempt { header, key }) => Some(Told::Attempt(Attempt {
             ifindex: key.ifindex,
-            protocol: match key.protocol {
-                PROTOCOL_TCP => Protocol::Tcp,
-                PROTOCOL_UDP => Protocol::Udp,
-                _ => return None,
-            },
+            protocol: Protocol::of_number(key.protocol)?,
             address: key.dst(),
             port: key.dst_port,
             at: Timestamp::from_nanos(header.captured_at_ns),

@@ -10,7 +10,6 @@ use super::{Attach as _, AttachKind, Attachments, LinkEvent, LinkEvents, Program
 use crate::clock::now;
 
 /// The attachments, and the events of interfaces.
-#[derive(Debug)]
 pub struct Attacher {
     /// Attaches and detaches.
     pub attachments: Attachments<Program>,

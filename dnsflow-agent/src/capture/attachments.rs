@@ -14,6 +14,7 @@ use dnsflow_core::{Input, Timestamp, io::input::SourceAddresses, ovn::rows::RowI
 use tracing::{debug, info};
 
 use super::{AttachKind, LinkEvent};
+use crate::causes::with_causes;
 
 /// The first pause before another try; it doubles from try to try.
 const RETRY_MIN: Duration = Duration::from_millis(10);
@@ -70,7 +71,11 @@ pub enum AttachError {
         name: String,
     },
     /// The kernel refuses.
-    #[error("cannot attach to {name} by {kind}: {}{}", chain(source), hint(source))]
+    #[error(
+        "cannot attach to {name} by {kind}: {}{}",
+        with_causes(source),
+        hint(source)
+    )]
     Refused {
         /// The interface.
         name: String,
@@ -80,7 +85,7 @@ pub enum AttachError {
         source: ProgramError,
     },
     /// The clsact qdisc cannot be added.
-    #[error("cannot add the clsact qdisc to {name}: {}", chain(source))]
+    #[error("cannot add the clsact qdisc to {name}: {}", with_causes(source))]
     Clsact {
         /// The interface.
         name: String,
@@ -101,7 +106,7 @@ pub enum AttachError {
     /// The link cannot be kept for the next agent.
     #[error(
         "cannot keep the program on {name} for the next agent: {}",
-        chain(source)
+        with_causes(source)
     )]
     Pin {
         /// The interface.
@@ -112,20 +117,6 @@ pub enum AttachError {
     /// The program is no longer loaded.
     #[error("the program is not loaded")]
     Gone,
-}
-
-/// An error and its causes on one line: [`Input::AttachFailed`] carries text.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        next = cause.source();
-    }
-    text
 }
 
 fn hint(source: &ProgramError) -> &'static str {

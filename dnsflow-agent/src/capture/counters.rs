@@ -1,17 +1,17 @@
 //! The counters of packets, by reason.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
-use aya::maps::{Map, MapData, MapError, PerCpuArray};
+use aya::{
+    Ebpf,
+    maps::{MapData, MapError, PerCpuArray},
+};
 use dnsflow_common::Reason;
 
-use super::{CaptureError, Records};
+use super::{CaptureError, Records, program::take_map};
 
 /// The programs' counters and the edge's own. They only grow while the programs are loaded.
 pub struct ProgramCounters {
@@ -20,23 +20,11 @@ pub struct ProgramCounters {
     invalid_records: Arc<AtomicU64>,
 }
 
-impl fmt::Debug for ProgramCounters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProgramCounters").finish_non_exhaustive()
-    }
-}
-
 impl ProgramCounters {
-    pub(super) fn new(
-        to_pods: Map,
-        from_pods: Map,
-        records: &Records,
-    ) -> Result<Self, CaptureError> {
-        let array =
-            |map, what| PerCpuArray::try_from(map).map_err(|_| CaptureError::Object { what });
+    pub(super) fn new(ebpf: &mut Ebpf, records: &Records) -> Result<Self, CaptureError> {
         Ok(Self {
-            to_pods: array(to_pods, "COUNTERS")?,
-            from_pods: array(from_pods, "QUERY_COUNTERS")?,
+            to_pods: take_map(ebpf, "COUNTERS")?,
+            from_pods: take_map(ebpf, "QUERY_COUNTERS")?,
             invalid_records: records.invalid(),
         })
     }

@@ -1,15 +1,13 @@
 //! The answers that no rule mentioned, which the kernel keeps for a rule that may come.
 
-use std::fmt;
-
 use aya::{
-    Pod,
-    maps::{Map, MapData, MapError, Queue},
+    Ebpf, Pod,
+    maps::{MapData, MapError, Queue},
 };
 use dnsflow_common::record::{self, DEFERRED_MAX};
 use dnsflow_core::io::input::Frame;
 
-use super::{CaptureError, records};
+use super::{CaptureError, program::take_map, records};
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -25,16 +23,9 @@ unsafe impl Pod for Deferred {}
 /// The map `DEFERRED`.
 pub struct DeferredAnswers(Queue<MapData, Deferred>);
 
-impl fmt::Debug for DeferredAnswers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeferredAnswers").finish_non_exhaustive()
-    }
-}
-
 impl DeferredAnswers {
-    pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
-        let queue = Queue::try_from(map).map_err(|_| CaptureError::Object { what: "DEFERRED" })?;
-        Ok(Self(queue))
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
+        take_map(ebpf, "DEFERRED").map(Self)
     }
 
     /// Hands the deferred answers to `each`, oldest first. Defers those again for which `each`

@@ -4,16 +4,19 @@
 //! name of its file. The next agent goes on with it.
 
 use std::{
-    fmt, io,
+    io,
     net::IpAddr,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
 };
 
-use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::{
+    Ebpf,
+    maps::{HashMap, Map, MapData, MapError},
+};
 use dnsflow_common::key::{Entry, EntryKey};
-use dnsflow_core::Timestamp;
+use dnsflow_core::{Timestamp, io::input::MarkFound};
 
-use super::{CaptureError, absent};
+use super::{CaptureError, absent, program::take_map};
 
 type Key = [u8; size_of::<EntryKey>()];
 type Value = [u8; size_of::<Entry>()];
@@ -31,27 +34,6 @@ pub struct Entries {
     map: HashMap<MapData, Key, Value>,
     /// The same map, for what aya does not do with it.
     fd: OwnedFd,
-}
-
-impl fmt::Debug for Entries {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entries").finish_non_exhaustive()
-    }
-}
-
-/// An entry that was read.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Read {
-    /// The pod's interface.
-    pub ifindex: u32,
-    /// The address.
-    pub address: IpAddr,
-    /// The bits of the mark.
-    pub mark: u32,
-    /// The entry counts until then.
-    pub until: Timestamp,
-    /// When a packet was last marked; `None` if none was.
-    pub used_at: Option<Timestamp>,
 }
 
 /// How far the entries were read. One reading is for one pass over the map.
@@ -84,7 +66,8 @@ struct LookUpBatch {
 }
 
 impl Entries {
-    pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
+        let map: Map = take_map(ebpf, "ENTRIES")?;
         let broken = || CaptureError::Object { what: "ENTRIES" };
         let Map::HashMap(data) = &map else {
             return Err(broken());
@@ -138,7 +121,7 @@ impl Entries {
     /// # Errors
     ///
     /// If the kernel does not let the map be read. Then the reading is over.
-    pub fn read(&self, reading: &mut Reading) -> io::Result<Vec<Read>> {
+    pub fn read(&self, reading: &mut Reading) -> io::Result<Vec<MarkFound>> {
         let mut keys = [Key::default(); READ_MAX];
         let mut values = [[0; size_of::<Entry>()]; READ_MAX];
         let mut behind = 0_u32;
@@ -177,21 +160,20 @@ impl Entries {
         }
         reading.next = Some(behind);
         let read = keys.into_iter().zip(values).take(attributes.count as usize);
-        Ok(read.map(|(key, value)| Read::of(key, value)).collect())
+        Ok(read.map(|(key, value)| found(key, value)).collect())
     }
 }
 
-impl Read {
-    fn of(key: Key, value: Value) -> Self {
-        let key: EntryKey = zerocopy::transmute!(key);
-        let entry: Entry = zerocopy::transmute!(value);
-        Self {
-            ifindex: key.ifindex,
-            address: key.address(),
-            mark: entry.mark,
-            until: Timestamp::from_nanos(entry.until_ns),
-            used_at: (entry.used_ns != 0).then(|| Timestamp::from_nanos(entry.used_ns)),
-        }
+/// An entry that was read.
+fn found(key: Key, value: Value) -> MarkFound {
+    let key: EntryKey = zerocopy::transmute!(key);
+    let entry: Entry = zerocopy::transmute!(value);
+    MarkFound {
+        ifindex: key.ifindex,
+        address: key.address(),
+        mark: entry.mark,
+        until: Timestamp::from_nanos(entry.until_ns),
+        used_at: (entry.used_ns != 0).then(|| Timestamp::from_nanos(entry.used_ns)),
     }
 }
 

@@ -1,12 +1,15 @@
 //! The sign that the agent is well, without which the programs hold no answer, and after a while do not
 //! capture one.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
-use aya::maps::{Array, Map, MapData, MapError};
+use aya::{
+    Ebpf,
+    maps::{Array, MapData, MapError},
+};
 use dnsflow_core::Timestamp;
 
-use super::CaptureError;
+use super::{CaptureError, program::take_map};
 
 /// How often the agent says that it is well.
 pub const BEAT_INTERVAL: Duration = Duration::from_millis(200);
@@ -19,18 +22,11 @@ pub struct Heartbeat {
     capture: Array<MapData, u64>,
 }
 
-impl fmt::Debug for Heartbeat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Heartbeat").finish_non_exhaustive()
-    }
-}
-
 impl Heartbeat {
-    pub(super) fn new(hold: Map, capture: Map) -> Result<Self, CaptureError> {
-        let array = |map, what| Array::try_from(map).map_err(|_| CaptureError::Object { what });
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
         Ok(Self {
-            hold: array(hold, "HOLD_UNTIL")?,
-            capture: array(capture, "CAPTURE_UNTIL")?,
+            hold: take_map(ebpf, "HOLD_UNTIL")?,
+            capture: take_map(ebpf, "CAPTURE_UNTIL")?,
         })
     }
 

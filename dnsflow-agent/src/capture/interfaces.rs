@@ -1,11 +1,12 @@
 //! The sets of interfaces that the programs treat in another way than the others.
 
-use std::fmt;
-
-use aya::maps::{HashMap, Map, MapData};
+use aya::{
+    Ebpf,
+    maps::{HashMap, MapData},
+};
 use tracing::warn;
 
-use super::{CaptureError, absent, program::Program};
+use super::{CaptureError, absent, program::take_map};
 
 /// A map whose keys are interfaces.
 pub struct InterfaceSet {
@@ -15,31 +16,24 @@ pub struct InterfaceSet {
     without: &'static str,
 }
 
-impl fmt::Debug for InterfaceSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("InterfaceSet").field(&self.name).finish()
-    }
-}
-
 impl InterfaceSet {
     /// The interfaces whose attempts to connect somewhere are told of.
-    pub(super) fn watched(program: &mut Program) -> Result<Self, CaptureError> {
+    pub(super) fn watched(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
         let without = "of a pod's denied connections nothing is told";
-        Self::new(program, "WATCHED", without)
+        Self::new(ebpf, "WATCHED", without)
     }
 
     /// The interfaces whose answers all leave the kernel.
-    pub(super) fn recorded(program: &mut Program) -> Result<Self, CaptureError> {
-        Self::new(program, "RECORDED", "a pod's names are not recorded")
+    pub(super) fn recorded(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
+        Self::new(ebpf, "RECORDED", "a pod's names are not recorded")
     }
 
     fn new(
-        program: &mut Program,
+        ebpf: &mut Ebpf,
         name: &'static str,
         without: &'static str,
     ) -> Result<Self, CaptureError> {
-        let map: Map = program.take_map(name)?;
-        let map = HashMap::try_from(map).map_err(|_| CaptureError::Object { what: name })?;
+        let map = take_map(ebpf, name)?;
         Ok(Self { map, name, without })
     }
 

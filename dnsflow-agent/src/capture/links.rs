@@ -4,10 +4,7 @@ use std::{io, os::fd::OwnedFd};
 
 use rustix::{
     io::Errno,
-    net::{
-        AddressFamily, RecvFlags, SocketFlags, SocketType, bind, netlink::SocketAddrNetlink, recv,
-        socket_with,
-    },
+    net::{RecvFlags, SocketFlags, bind, netlink::SocketAddrNetlink, recv},
 };
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -54,13 +51,7 @@ impl LinkEvents {
     pub(super) fn new(runtime: &Handle) -> Result<Self, CaptureError> {
         let _entered = runtime.enter();
         let open = || -> io::Result<OwnedFd> {
-            let socket = socket_with(
-                AddressFamily::NETLINK,
-                SocketType::RAW,
-                SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
-                // NETLINK_ROUTE
-                None,
-            )?;
+            let socket = netlink::open(None, SocketFlags::NONBLOCK)?;
             bind(&socket, &SocketAddrNetlink::new(0, RTMGRP_LINK))?;
             Ok(socket)
         };

@@ -37,6 +37,7 @@ use dnsflow_common::walk::Ports;
 use tokio::runtime::Handle;
 
 use pins::Pins;
+use program::take_map;
 
 pub use self::{
     aside::{Aside, Told},
@@ -44,7 +45,7 @@ pub use self::{
     attachments::{Attach, AttachError, Attachments},
     counters::ProgramCounters,
     deferred::DeferredAnswers,
-    entries::{Entries, Read as EntryRead, Reading},
+    entries::{Entries, Reading},
     heartbeat::{BEAT_INTERVAL, Heartbeat},
     interfaces::InterfaceSet,
     links::{LinkEvent, LinkEvents},
@@ -76,8 +77,8 @@ fn absent(removal: Result<(), MapError>) -> Result<(), MapError> {
 /// What can be set before the programs are loaded.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Options {
-    /// The size of the ring buffer.
-    pub ring: RingSize,
+    /// The size of the ring buffer, in bytes: a power of two, from 256 KiB to 1 GiB.
+    pub ring_bytes: u32,
     /// The ports that DNS servers answer from.
     pub ports: Ports,
     /// How to attach; `None` takes TCX where the kernel has it, else clsact.
@@ -95,7 +96,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            ring: RingSize::DEFAULT,
+            ring_bytes: RING_BYTES,
             ports: Ports::DNS,
             attach: None,
             release_mark: None,
@@ -105,49 +106,14 @@ impl Default for Options {
     }
 }
 
-/// A size that a BPF ring buffer can have: a power of two, from 256 KiB to 1 GiB.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct RingSize(u32);
-
-impl RingSize {
-    /// 2 MiB: at 200 bytes an answer, a second of 10,000 answers a second. An agent that stands still for
-    /// longer holds none any more. (Its memory counts twice in the agent's resident set: it is mapped
-    /// twice in a row, so that a record never ends at the ring's.)
-    pub const DEFAULT: Self = Self(2 << 20);
-
-    /// The smallest one that holds the largest record.
-    const MIN: u32 = 256 << 10;
-    /// The largest one.
-    const MAX: u32 = 1 << 30;
-
-    /// A size in bytes.
-    pub fn new(bytes: u32) -> Result<Self, CaptureError> {
-        if bytes.is_power_of_two() && (Self::MIN..=Self::MAX).contains(&bytes) {
-            Ok(Self(bytes))
-        } else {
-            Err(CaptureError::RingSize { bytes })
-        }
-    }
-
-    /// The size in bytes.
-    pub const fn bytes(self) -> u32 {
-        self.0
-    }
-}
+/// 2 MiB: at 200 bytes an answer, a second of 10,000 answers a second. An agent that stands still for
+/// longer holds none any more. (Its memory counts twice in the agent's resident set: it is mapped
+/// twice in a row, so that a record never ends at the ring's.)
+pub const RING_BYTES: u32 = 2 << 20;
 
 /// Why capturing cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
-    /// The size is not one that a ring buffer can have.
-    #[error(
-        "a ring buffer of {bytes} bytes is impossible: it must be a power of two, from {} to {}",
-        RingSize::MIN,
-        RingSize::MAX
-    )]
-    RingSize {
-        /// The size in bytes.
-        bytes: u32,
-    },
     /// The kernel refuses BPF to this process.
     #[error(
         "the kernel does not let this process load a BPF program: it needs root, or the \
@@ -178,7 +144,6 @@ pub enum CaptureError {
 }
 
 /// The loaded programs, attached to nothing yet.
-#[derive(Debug)]
 pub struct Capture {
     /// Attaches and detaches.
     pub attacher: Attacher,
@@ -231,8 +196,18 @@ pub fn take_over(
     });
     let dir = pins.as_ref().map(|(pins, _)| pins.dir());
     let mut program = Program::load(options, dir)?;
-    let entries = Entries::new(program.take_map("ENTRIES")?)?;
-    let records = program.take_map("RECORDS")?;
+    let ebpf = program.ebpf_mut();
+    let entries = Entries::new(ebpf)?;
+    let resolvers = Resolvers::new(ebpf, options.ports)?;
+    let tables = KernelTables::new(ebpf)?;
+    let deferred = DeferredAnswers::new(ebpf)?;
+    let heartbeat = Heartbeat::new(ebpf)?;
+    let shares = RingShares::new(ebpf)?;
+    let watched = InterfaceSet::watched(ebpf)?;
+    let recorded = InterfaceSet::recorded(ebpf)?;
+    let aside = Aside::new(ebpf)?;
+    let log = ProgramLog::new(ebpf)?;
+    let records = take_map(ebpf, "RECORDS")?;
     let mut left = Vec::new();
     if let Some((mut pins, found)) = pins {
         if let Err(error) = pins.keep_records(&records) {
@@ -242,23 +217,7 @@ pub fn take_over(
         left = found;
     }
     let records = Records::new(records)?;
-    let counters = ProgramCounters::new(
-        program.take_map("COUNTERS")?,
-        program.take_map("QUERY_COUNTERS")?,
-        &records,
-    )?;
-    let resolvers = Resolvers::new(program.take_map("RESOLVERS")?, options.ports)?;
-    let tables = KernelTables::new(program.take_map("NAME_SETS")?, program.take_map("NAMES")?)?;
-    let deferred = DeferredAnswers::new(program.take_map("DEFERRED")?)?;
-    let heartbeat = Heartbeat::new(
-        program.take_map("HOLD_UNTIL")?,
-        program.take_map("CAPTURE_UNTIL")?,
-    )?;
-    let shares = RingShares::new(program.take_map("SHARES")?)?;
-    let watched = InterfaceSet::watched(&mut program)?;
-    let recorded = InterfaceSet::recorded(&mut program)?;
-    let aside = Aside::new(program.take_map("ASIDE")?)?;
-    let log = ProgramLog::new(program.ebpf_mut())?;
+    let counters = ProgramCounters::new(program.ebpf_mut(), &records)?;
     Ok(Capture {
         records,
         resolvers,
@@ -278,19 +237,4 @@ pub fn take_over(
             links: LinkEvents::new(attaching)?,
         },
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ring_sizes_that_the_kernel_would_refuse_are_refused() {
-        for bytes in [0, 128 << 10, 384 << 10, (1 << 30) + 4096, 1 << 31] {
-            assert!(RingSize::new(bytes).is_err(), "{bytes}");
-        }
-        for bytes in [256 << 10, 1 << 20, 1 << 30, RingSize::DEFAULT.bytes()] {
-            assert_eq!(RingSize::new(bytes).expect("fits").bytes(), bytes);
-        }
-    }
 }

@@ -7,10 +7,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, io,
+    io,
 };
 
-use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::{
+    Ebpf,
+    maps::{HashMap, MapData, MapError},
+};
 use dnsflow_common::{
     key::{NAME_SET_EMPTY, NAMES_MAX, NameKey},
     question::NameHash,
@@ -18,7 +21,7 @@ use dnsflow_common::{
 use dnsflow_core::{io::input::NameSetId, values::name::DomainName};
 use tracing::warn;
 
-use super::{CaptureError, absent};
+use super::{CaptureError, absent, program::take_map};
 
 /// The two maps that make up the filter.
 pub trait Tables {
@@ -302,6 +305,7 @@ impl<T: Tables> NameFilter<T> {
 }
 
 /// The maps of the loaded programs.
+#[derive(Debug)]
 pub struct KernelTables {
     name_sets: HashMap<MapData, u32, u32>,
     names: HashMap<MapData, Key, u8>,
@@ -309,18 +313,12 @@ pub struct KernelTables {
 
 type Key = [u8; size_of::<NameKey>()];
 
-impl fmt::Debug for KernelTables {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KernelTables").finish_non_exhaustive()
-    }
-}
-
 impl KernelTables {
-    pub(super) fn new(name_sets: Map, names: Map) -> Result<Self, CaptureError> {
-        let name_sets =
-            HashMap::try_from(name_sets).map_err(|_| CaptureError::Object { what: "NAME_SETS" })?;
-        let names = HashMap::try_from(names).map_err(|_| CaptureError::Object { what: "NAMES" })?;
-        Ok(Self { name_sets, names })
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
+        Ok(Self {
+            name_sets: take_map(ebpf, "NAME_SETS")?,
+            names: take_map(ebpf, "NAMES")?,
+        })
     }
 }
 

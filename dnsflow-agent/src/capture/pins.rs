@@ -7,7 +7,7 @@
 
 use std::{
     collections::BTreeSet,
-    fmt, fs, io,
+    fs, io,
     num::NonZeroU32,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
@@ -101,14 +101,6 @@ pub(super) struct Pins {
 pub struct Left {
     path: PathBuf,
     ring: RingBuf<MapData>,
-}
-
-impl fmt::Debug for Left {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Left")
-            .field("path", &self.path)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Left {

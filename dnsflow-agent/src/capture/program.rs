@@ -83,7 +83,6 @@ impl fmt::Display for AttachKind {
 }
 
 /// The loaded programs, which are attached and detached together.
-#[derive(Debug)]
 pub struct Program {
     ebpf: Ebpf,
     kind: Option<AttachKind>,
@@ -116,7 +115,7 @@ impl Program {
             .override_global("RELEASE_MARK", &release_mark, true)
             .override_global("SHARED", &shared, true)
             .override_global("MARK_MASK", &mark_mask, true)
-            .map_max_entries("RECORDS", options.ring.bytes())
+            .map_max_entries("RECORDS", options.ring_bytes)
             .map_max_entries("SCRATCH", possible_cpus()?)
             .load(OBJECT)
             .map_err(load_error)?;
@@ -130,8 +129,8 @@ impl Program {
         let program = program_of(&mut ebpf, HOLD).ok_or(CaptureError::Object { what: HOLD })?;
         let program = program.fd().map_err(|error| load_error(error.into()))?;
         let holders = Holders::new(holders, program)?;
-        let unasked = Unasked::new(take_map(&mut ebpf, "UNASKED_UNTIL")?)?;
-        let sources = Sources::new(take_map(&mut ebpf, "SOURCES")?)?;
+        let unasked = Unasked::new(&mut ebpf)?;
+        let sources = Sources::new(&mut ebpf)?;
         Ok(Self {
             ebpf,
             kind: options.attach,
@@ -172,10 +171,6 @@ impl Program {
     /// The aya object, for what only tests and diagnostics need.
     pub fn ebpf_mut(&mut self) -> &mut Ebpf {
         &mut self.ebpf
-    }
-
-    pub(super) fn take_map(&mut self, name: &'static str) -> Result<Map, CaptureError> {
-        take_map(&mut self.ebpf, name)
     }
 
     /// Puts one program onto an interface, in place of that of an earlier agent if that one's link is
@@ -448,9 +443,13 @@ impl AttachError {
     }
 }
 
-fn take_map(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, CaptureError> {
-    ebpf.take_map(name)
-        .ok_or(CaptureError::Object { what: name })
+/// Takes a map out of the object, as the type that works with it.
+pub(super) fn take_map<M: TryFrom<Map>>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+) -> Result<M, CaptureError> {
+    let map = ebpf.take_map(name).and_then(|map| M::try_from(map).ok());
+    map.ok_or(CaptureError::Object { what: name })
 }
 
 fn program_of<'a>(ebpf: &'a mut Ebpf, name: &str) -> Option<&'a mut SchedClassifier> {

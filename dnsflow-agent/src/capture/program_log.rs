@@ -1,7 +1,5 @@
 //! The program's own messages, as events of tracing.
 
-use std::fmt;
-
 use aya::Ebpf;
 use aya_log::EbpfLogger;
 use log::{Level, Log, Metadata, Record};
@@ -12,12 +10,6 @@ use super::CaptureError;
 /// What the program has to say, which is little.
 pub struct ProgramLog {
     logger: AsyncFd<EbpfLogger<ToTracing>>,
-}
-
-impl fmt::Debug for ProgramLog {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProgramLog").finish_non_exhaustive()
-    }
 }
 
 impl ProgramLog {

@@ -4,14 +4,11 @@
 //! fails as if clsact were there already, and a filter for egress is then taken and runs on
 //! ingress.
 
-use std::{io, os::fd::OwnedFd};
+use std::io;
 
 use rustix::{
     io::Errno,
-    net::{
-        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink::SocketAddrNetlink,
-        recv, sendto, socket_with,
-    },
+    net::{RecvFlags, SocketFlags, recv},
 };
 
 use crate::netlink;
@@ -35,14 +32,12 @@ const TCA_KIND: u16 = 1;
 const TCA_OPTIONS: u16 = 2;
 /// Linux include/uapi/linux/pkt_cls.h.
 const TCA_BPF_NAME: u16 = 7;
-/// The kernel makes no longer datagrams for a dump (`netlink_dump` in Linux net/netlink/af_netlink.c).
-const DATAGRAM_LEN: usize = 32 * 1024;
-/// The most datagrams of one dump.
-const DATAGRAMS_MAX: usize = 1000;
 
 /// The kind of the qdisc at the interface's ingress; `None` where the kernel's answer names none.
 pub(super) fn at_ingress(ifindex: u32) -> io::Result<Option<String>> {
-    let socket = ask(RTM_GETQDISC, NLM_F_REQUEST_ECHO, (ifindex, 0, TC_H_INGRESS))?;
+    let socket = netlink::open(None, SocketFlags::empty())?;
+    let body = tcmsg(ifindex, 0, TC_H_INGRESS);
+    netlink::send(&socket, RTM_GETQDISC, NLM_F_REQUEST_ECHO, &body)?;
     // The kernel answers within the call before; a request that it refuses gets an error message.
     let mut reply = [0; 8192];
     let len = match recv(&socket, &mut reply[..], RecvFlags::DONTWAIT) {
@@ -64,14 +59,13 @@ pub(super) fn at_ingress(ifindex: u32) -> io::Result<Option<String>> {
 
 /// The filters of an interface's clsact qdisc, by the names of their programs. `None`: a filter without one.
 pub(super) fn filters(ifindex: u32) -> io::Result<Vec<Option<String>>> {
+    let socket = netlink::open(None, SocketFlags::empty())?;
     let mut found = Vec::new();
     for hook in CLSACT_HOOKS {
-        let socket = ask(
-            RTM_GETTFILTER,
-            netlink::NLM_F_REQUEST_DUMP,
-            (ifindex, 0, hook),
-        )?;
-        dump(&socket, |message| found.extend(filter(message)))?;
+        let body = tcmsg(ifindex, 0, hook);
+        netlink::dump(&socket, RTM_GETTFILTER, &body, "filters", |message| {
+            found.extend(filter(message));
+        })?;
     }
     Ok(found)
 }
@@ -92,51 +86,13 @@ fn filter(message: netlink::Message<'_>) -> Option<Option<String>> {
 
 /// Removes an interface's clsact qdisc, with all of its filters.
 pub(super) fn remove_clsact(ifindex: u32) -> io::Result<()> {
-    let socket = ask(
-        RTM_DELQDISC,
-        netlink::NLM_F_REQUEST_ACK,
-        (ifindex, CLSACT, TC_H_INGRESS),
-    )?;
-    let mut reply = [0; 8192];
-    let (_, len) = recv(&socket, &mut reply[..], RecvFlags::DONTWAIT)?;
-    let mut messages = netlink::messages(reply.get(..len).unwrap_or_default());
-    let reply = messages.find(|message| message.kind == netlink::NLMSG_ERROR);
-    netlink::result(reply.map_or(&[], |message| message.body))
+    let socket = netlink::open(None, SocketFlags::empty())?;
+    netlink::change(&socket, RTM_DELQDISC, &tcmsg(ifindex, CLSACT, TC_H_INGRESS))
 }
 
-/// Sends a request about an interface's qdisc or filters: interface, handle and parent.
-fn ask(kind: u16, flags: u16, (ifindex, handle, parent): (u32, u32, u32)) -> io::Result<OwnedFd> {
-    let socket = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        // NETLINK_ROUTE
-        None,
-    )?;
-    // struct tcmsg: family and padding, ifindex, handle, parent, info.
+/// The body of a request about an interface's qdisc or filters (`struct tcmsg`).
+fn tcmsg(ifindex: u32, handle: u32, parent: u32) -> Vec<u8> {
+    // Family and padding, ifindex, handle, parent, info.
     let words = [0, ifindex, handle, parent, 0];
-    let body: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
-    sendto(
-        &socket,
-        &netlink::request(kind, flags, &body),
-        SendFlags::empty(),
-        &SocketAddrNetlink::new(0, 0),
-    )?;
-    Ok(socket)
-}
-
-/// Hands the messages of a dump to `each`.
-fn dump(socket: &OwnedFd, mut each: impl FnMut(netlink::Message<'_>)) -> io::Result<()> {
-    let mut datagram = vec![0; DATAGRAM_LEN];
-    for _ in 0..DATAGRAMS_MAX {
-        let (_, len) = recv(socket, &mut datagram[..], RecvFlags::empty())?;
-        for message in netlink::messages(datagram.get(..len).unwrap_or_default()) {
-            match message.kind {
-                netlink::NLMSG_DONE => return Ok(()),
-                netlink::NLMSG_ERROR => return netlink::result(message.body),
-                _ => each(message),
-            }
-        }
-    }
-    Err(io::Error::other("the kernel's list of filters has no end"))
+    words.into_iter().flat_map(u32::to_ne_bytes).collect()
 }

@@ -1,7 +1,7 @@
 //! The ring buffer's end in user space.
 
 use std::{
-    fmt, io,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -13,7 +13,7 @@ use dnsflow_common::record::{KIND_HELD, KIND_SENT, Record};
 use dnsflow_core::{Timestamp, io::input::Frame};
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::{CaptureError, RingSize};
+use super::{CaptureError, RING_BYTES};
 
 /// What the program captured, oldest first.
 pub struct Records {
@@ -28,12 +28,6 @@ pub enum Drained {
     Empty,
     /// The limit was reached; [`Records::readable`] will return at once.
     Limit,
-}
-
-impl fmt::Debug for Records {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Records").finish_non_exhaustive()
-    }
 }
 
 impl Records {
@@ -94,7 +88,7 @@ impl Records {
 }
 
 /// More records than the ring buffer has room for: a record has a header and a DNS answer.
-const REST_MAX: usize = RingSize::DEFAULT.bytes() as usize / 64;
+const REST_MAX: usize = RING_BYTES as usize / 64;
 
 fn take(
     ring: &mut RingBuf<MapData>,

@@ -4,17 +4,19 @@
 
 use std::{
     collections::BTreeSet,
-    fmt,
     net::{IpAddr, SocketAddr},
 };
 
-use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::{
+    Ebpf,
+    maps::{HashMap, MapData, MapError},
+};
 use dnsflow_common::{
     key::{RESOLVERS_MAX, ResolverKey},
     walk::{Ports, ServerPorts as _},
 };
 
-use super::{CaptureError, absent};
+use super::{CaptureError, absent, program::take_map};
 
 type Key = [u8; size_of::<ResolverKey>()];
 
@@ -54,18 +56,10 @@ pub enum ResolverError {
     },
 }
 
-impl fmt::Debug for Resolvers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resolvers")
-            .field("trusted", &self.trusted)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Resolvers {
-    pub(super) fn new(map: Map, ports: Ports) -> Result<Self, CaptureError> {
+    pub(super) fn new(ebpf: &mut Ebpf, ports: Ports) -> Result<Self, CaptureError> {
         Ok(Self {
-            map: HashMap::try_from(map).map_err(|_| CaptureError::Object { what: "RESOLVERS" })?,
+            map: take_map(ebpf, "RESOLVERS")?,
             ports,
             trusted: BTreeSet::new(),
         })

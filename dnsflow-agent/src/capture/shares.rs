@@ -1,11 +1,14 @@
 //! Which interfaces have used up what they may hand to the agent.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
-use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::{
+    Ebpf,
+    maps::{HashMap, MapData, MapError},
+};
 use dnsflow_common::key::Share;
 
-use super::CaptureError;
+use super::{CaptureError, program::take_map};
 
 /// What an interface has lost.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -19,16 +22,9 @@ pub struct LeftOut {
 /// The map `SHARES`, which the programs write.
 pub struct RingShares(HashMap<MapData, u32, [u8; size_of::<Share>()]>);
 
-impl fmt::Debug for RingShares {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RingShares").finish_non_exhaustive()
-    }
-}
-
 impl RingShares {
-    pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
-        let map = HashMap::try_from(map).map_err(|_| CaptureError::Object { what: "SHARES" })?;
-        Ok(Self(map))
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
+        take_map(ebpf, "SHARES").map(Self)
     }
 
     /// By interface, what was left out because its share was used up. Interfaces that have lost nothing

@@ -2,14 +2,17 @@
 //!
 //! Only addresses that were given count. At an interface without any, nothing counts.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr};
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::{
+    Ebpf,
+    maps::{HashMap, MapData},
+};
 use dnsflow_common::key::{SOURCES_PER_INTERFACE_MAX, SourceKey, SourceMac};
 use dnsflow_core::io::input::SourceAddresses;
 use tracing::warn;
 
-use super::{CaptureError, absent};
+use super::{CaptureError, absent, program::take_map};
 
 type Key = [u8; size_of::<SourceKey>()];
 
@@ -19,18 +22,10 @@ pub(super) struct Sources {
     known: BTreeMap<u32, BTreeMap<IpAddr, SourceMac>>,
 }
 
-impl fmt::Debug for Sources {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sources")
-            .field("known", &self.known)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Sources {
-    pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
         Ok(Self {
-            map: HashMap::try_from(map).map_err(|_| CaptureError::Object { what: "SOURCES" })?,
+            map: take_map(ebpf, "SOURCES")?,
             known: BTreeMap::new(),
         })
     }

@@ -3,10 +3,7 @@
 
 use std::{collections::BTreeMap, io};
 
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink::SocketAddrNetlink, recv,
-    sendto, socket_with,
-};
+use rustix::net::SocketFlags;
 
 use super::qdisc;
 use crate::netlink;
@@ -22,23 +19,14 @@ pub struct Link {
     pub in_switch: bool,
 }
 
-// Linux include/uapi/linux/netlink.h, rtnetlink.h and if_link.h.
+// Linux include/uapi/linux/rtnetlink.h and if_link.h.
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-/// `NLM_F_REQUEST | NLM_F_DUMP`
-const NLM_F_REQUEST_DUMP: u16 = 0x301;
 const IFINFOMSG_LEN: usize = 16;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_PHYS_SWITCH_ID: u16 = 36;
-
-/// The most datagrams of one answer; a datagram holds ten interfaces or more.
-const DATAGRAMS_MAX: usize = 10_000;
-/// The kernel makes no longer ones for a dump (`netlink_dump` in Linux net/netlink/af_netlink.c).
-const DATAGRAM_LEN: usize = 32 * 1024;
 
 /// Every interface, by name.
 ///
@@ -46,42 +34,14 @@ const DATAGRAM_LEN: usize = 32 * 1024;
 ///
 /// If the kernel does not answer.
 pub fn links() -> io::Result<BTreeMap<String, Link>> {
-    let socket = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        // NETLINK_ROUTE
-        None,
-    )?;
-    let len = u32::try_from(netlink::HEADER_LEN + IFINFOMSG_LEN).unwrap_or_default();
-    let mut request = len.to_ne_bytes().to_vec();
-    request.extend(RTM_GETLINK.to_ne_bytes());
-    request.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
-    // Sequence and port; then struct ifinfomsg: family, padding and type, index, flags, change.
-    for word in [0u32, 0, 0, 0, 0, 0] {
-        request.extend(word.to_ne_bytes());
-    }
-    sendto(
-        &socket,
-        &request,
-        SendFlags::empty(),
-        &SocketAddrNetlink::new(0, 0),
-    )?;
+    let socket = netlink::open(None, SocketFlags::empty())?;
     let mut links = BTreeMap::new();
-    let mut datagram = vec![0; DATAGRAM_LEN];
-    for _ in 0..DATAGRAMS_MAX {
-        let (_, len) = recv(&socket, &mut datagram[..], RecvFlags::empty())?;
-        for message in netlink::messages(datagram.get(..len).unwrap_or_default()) {
-            match message.kind {
-                NLMSG_DONE => return Ok(links),
-                NLMSG_ERROR => return Err(refusal(message.body)),
-                _ => links.extend(link(message)),
-            }
-        }
-    }
-    Err(io::Error::other(
-        "the kernel's list of interfaces has no end",
-    ))
+    // struct ifinfomsg of no interface: all of them.
+    let body = [0; IFINFOMSG_LEN];
+    netlink::dump(&socket, RTM_GETLINK, &body, "interfaces", |message| {
+        links.extend(link(message));
+    })?;
+    Ok(links)
 }
 
 /// The qdisc at the interface's ingress, where clsact would have to stand.
@@ -91,12 +51,6 @@ pub fn links() -> io::Result<BTreeMap<String, Link>> {
 /// If the kernel does not answer.
 pub fn ingress_qdisc(ifindex: u32) -> io::Result<Option<String>> {
     qdisc::at_ingress(ifindex)
-}
-
-/// `struct nlmsgerr` begins with the negative error number.
-fn refusal(body: &[u8]) -> io::Error {
-    let number = netlink::u32_at(body, 0).map_or(0, u32::cast_signed);
-    io::Error::from_raw_os_error(number.wrapping_neg())
 }
 
 fn link(message: netlink::Message<'_>) -> Option<(String, Link)> {

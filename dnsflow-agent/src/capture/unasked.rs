@@ -4,13 +4,16 @@
 //! They count no longer than a question may have been under way. Such answers still have to come
 //! from a trusted resolver.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::{
+    Ebpf,
+    maps::{HashMap, MapData},
+};
 use dnsflow_core::Timestamp;
 use tracing::warn;
 
-use super::CaptureError;
+use super::{CaptureError, program::take_map};
 use crate::clock::now;
 
 /// How long answers may come to a question that was asked before the program was attached. The time
@@ -21,18 +24,9 @@ pub const UNASKED_GRACE: Duration = Duration::from_secs(1);
 /// The map `UNASKED_UNTIL`.
 pub(super) struct Unasked(HashMap<MapData, u32, u64>);
 
-impl fmt::Debug for Unasked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unasked").finish_non_exhaustive()
-    }
-}
-
 impl Unasked {
-    pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
-        let map = HashMap::try_from(map).map_err(|_| CaptureError::Object {
-            what: "UNASKED_UNTIL",
-        })?;
-        Ok(Self(map))
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
+        take_map(ebpf, "UNASKED_UNTIL").map(Self)
     }
 
     /// To be called before the program for answers is attached.

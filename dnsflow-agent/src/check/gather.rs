@@ -15,7 +15,7 @@ use tokio::{
 
 use super::facts::{Facts, Source};
 use crate::{
-    asking::northbound,
+    asking::{manifests, northbound},
     k8s::ClientOptions,
     open_by::Decision,
     openflow::{self, Event},
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) async fn gather(options: AgentOptions) -> Facts {
     let open_by = Decision::of(&options, Duration::ZERO).await;
     let AgentOptions {
-        manifests,
+        manifests: directory,
         kubeconfig,
         dns_service,
         ovs_db,
@@ -78,10 +78,10 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         open_by,
         nb,
         sb,
-        source: match manifests {
+        source: match directory {
             Some(dir) => {
-                let name = dir.display().to_string();
-                Source::Manifests(name, count_manifests(dir))
+                let names = manifests::names(&dir).map_err(|error| error.to_string());
+                Source::Manifests(dir.display().to_string(), names.map(|names| names.len()))
             }
             None => {
                 Source::Cluster(kubernetes::ask(ClientOptions { kubeconfig }, &dns_service).await)
@@ -128,17 +128,4 @@ fn no_rows() -> String {
         "it takes connections, but gave no rows within {} s",
         PATIENCE.as_secs()
     )
-}
-
-fn count_manifests(dir: PathBuf) -> Result<usize, String> {
-    let entries = dir.read_dir().map_err(|error| error.to_string())?;
-    let endings = ["yaml", "yml", "json"];
-    let is_manifest = |path: PathBuf| {
-        let ending = path.extension().and_then(|ending| ending.to_str());
-        ending.is_some_and(|ending| endings.contains(&ending))
-    };
-    Ok(entries
-        .flatten()
-        .filter(|entry| is_manifest(entry.path()))
-        .count())
 }

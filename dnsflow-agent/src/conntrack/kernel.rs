@@ -9,15 +9,10 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::OwnedFd,
 };
 
 use dnsflow_core::values::{connection::BlockedConnection, flow::Protocol};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
-    netlink::{self as protocol, SocketAddrNetlink},
-    recv, sendto, socket_with,
-};
+use rustix::net::{SocketFlags, netlink::NETFILTER};
 
 use super::{BLOCKED, Marked, Outcome, Tracked};
 use crate::netlink;
@@ -51,10 +46,6 @@ const CTA_PROTO_DST_PORT: u16 = 3;
 
 /// `ENOENT`: the connection has ended.
 const ENOENT: i32 = 2;
-/// The kernel makes no longer datagrams for a dump (`netlink_dump` in net/netlink/af_netlink.c).
-const DATAGRAM_LEN: usize = 32 * 1024;
-/// At most this many datagrams of one dump; each has about a hundred connections.
-const DATAGRAMS_MAX: usize = 100_000;
 
 /// The marked connections of this network namespace.
 ///
@@ -62,32 +53,25 @@ const DATAGRAMS_MAX: usize = 100_000;
 ///
 /// If the kernel refuses (`EPERM` without `CAP_NET_ADMIN`) or does not answer.
 pub fn blocked() -> io::Result<Marked> {
-    let socket = open()?;
+    let socket = netlink::open(Some(NETFILTER), SocketFlags::empty())?;
     let mut body = vec![AF_UNSPEC, 0, 0, 0];
     netlink::put(&mut body, CTA_MARK, &BLOCKED.to_be_bytes());
     netlink::put(&mut body, CTA_MARK_MASK, &BLOCKED.to_be_bytes());
-    let dump = netlink::request(IPCTNL_MSG_CT_GET, netlink::NLM_F_REQUEST_DUMP, &body);
-    send(&socket, &dump)?;
     let mut marked = Marked::default();
-    let mut datagram = vec![0; DATAGRAM_LEN];
-    for _ in 0..DATAGRAMS_MAX {
-        let (_, len) = recv(&socket, &mut datagram[..], RecvFlags::empty())?;
-        for message in netlink::messages(datagram.get(..len).unwrap_or_default()) {
-            match message.kind {
-                netlink::NLMSG_DONE => return Ok(marked),
-                netlink::NLMSG_ERROR => netlink::result(message.body)?,
-                IPCTNL_MSG_CT_NEW => {
-                    if let Some(connection) = tracked(message.body) {
-                        marked.push(connection);
-                    }
-                }
-                _ => {}
+    netlink::dump(
+        &socket,
+        IPCTNL_MSG_CT_GET,
+        &body,
+        "connections",
+        |message| {
+            if message.kind == IPCTNL_MSG_CT_NEW
+                && let Some(connection) = tracked(message.body)
+            {
+                marked.push(connection);
             }
-        }
-    }
-    Err(io::Error::other(
-        "the kernel's list of connections has no end",
-    ))
+        },
+    )?;
+    Ok(marked)
 }
 
 /// Takes the mark off these connections, and changes nothing else.
@@ -96,20 +80,10 @@ pub fn blocked() -> io::Result<Marked> {
 ///
 /// If the kernel refuses the first of them (`EPERM` without `CAP_NET_ADMIN`) or does not answer.
 pub fn clear(connections: &[BlockedConnection]) -> io::Result<Outcome> {
-    let socket = open()?;
+    let socket = netlink::open(Some(NETFILTER), SocketFlags::empty())?;
     let mut outcome = Outcome::default();
-    let mut datagram = vec![0; DATAGRAM_LEN];
     for connection in connections {
-        let change = netlink::request(
-            IPCTNL_MSG_CT_NEW,
-            netlink::NLM_F_REQUEST_ACK,
-            &change(connection),
-        );
-        send(&socket, &change)?;
-        let (_, len) = recv(&socket, &mut datagram[..], RecvFlags::empty())?;
-        let mut replies = netlink::messages(datagram.get(..len).unwrap_or_default());
-        let reply = replies.find(|message| message.kind == netlink::NLMSG_ERROR);
-        match reply.map_or(Ok(()), |reply| netlink::result(reply.body)) {
+        match netlink::change(&socket, IPCTNL_MSG_CT_NEW, &change(connection)) {
             Ok(()) => outcome.unblocked += 1,
             Err(error) if error.raw_os_error() == Some(ENOENT) => {}
             Err(error) if outcome == Outcome::default() => return Err(error),
@@ -117,21 +91,6 @@ pub fn clear(connections: &[BlockedConnection]) -> io::Result<Outcome> {
         }
     }
     Ok(outcome)
-}
-
-fn open() -> io::Result<OwnedFd> {
-    Ok(socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        Some(protocol::NETFILTER),
-    )?)
-}
-
-fn send(socket: &OwnedFd, request: &[u8]) -> io::Result<()> {
-    let kernel = SocketAddrNetlink::new(0, 0);
-    sendto(socket, request, SendFlags::empty(), &kernel)?;
-    Ok(())
 }
 
 /// Reads a connection, if it is marked.
@@ -157,9 +116,7 @@ fn tracked(body: &[u8]) -> Option<Tracked> {
     Some(Tracked {
         zone,
         protocol: match get(l4, CTA_PROTO_NUM)? {
-            [6] => Protocol::Tcp,
-            [17] => Protocol::Udp,
-            [132] => Protocol::Sctp,
+            [number] => Protocol::of_number(*number)?,
             _ => return None,
         },
         src: socket(CTA_IP_V4_SRC, CTA_IP_V6_SRC, CTA_PROTO_SRC_PORT)?,
@@ -195,12 +152,7 @@ fn change(connection: &BlockedConnection) -> Vec<u8> {
             }
         });
         netlink::put_nested(tuple, CTA_TUPLE_PROTO, |l4| {
-            let number = match protocol {
-                Protocol::Tcp => 6,
-                Protocol::Udp => 17,
-                Protocol::Sctp => 132,
-            };
-            netlink::put(l4, CTA_PROTO_NUM, &[number]);
+            netlink::put(l4, CTA_PROTO_NUM, &[protocol.number()]);
             netlink::put(l4, CTA_PROTO_SRC_PORT, &src_port.to_be_bytes());
             netlink::put(l4, CTA_PROTO_DST_PORT, &dst_port.to_be_bytes());
         });

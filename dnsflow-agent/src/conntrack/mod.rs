@@ -40,14 +40,14 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    causes::Causes,
+    causes::{Causes, with_causes},
     databases::{Converter, log_large_tables},
     openflow::{
         BLOCKED,
         unblock::{UnblockError, unblock},
     },
     vswitch_db::{DEFAULT_SOCKET, OPTION},
-    vswitchd::{Vswitchd, VswitchdError, with_causes},
+    vswitchd::{Vswitchd, VswitchdError},
 };
 pub use bridge::Datapath;
 use bridge::{Bridge, DATABASE};

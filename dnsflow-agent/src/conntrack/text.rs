@@ -21,12 +21,7 @@ pub(super) fn blocked(dump: &str) -> Marked {
 /// zone=7,mark=1,protoinfo=(state=ESTABLISHED)`, if the connection is marked.
 fn line(line: &str) -> Option<Tracked> {
     let (protocol, rest) = line.split_once(",orig=(")?;
-    let protocol = match protocol {
-        "tcp" => Protocol::Tcp,
-        "udp" => Protocol::Udp,
-        "sctp" => Protocol::Sctp,
-        _ => return None,
-    };
+    let protocol = Protocol::of_name(protocol)?;
     let (orig, rest) = rest.split_once(')')?;
     let (_, rest) = rest.split_once(')')?;
     let value = |text: &'_ str, key: &str| -> Option<String> {

@@ -10,6 +10,7 @@ use kube::{
 use tower::limit::RateLimitLayer;
 
 use super::convert;
+use crate::causes::with_causes;
 
 /// At most this many requests per [`REQUEST_PERIOD`]. Without the limit, a proxy that accepts each
 /// watch and closes it at once would be asked again without a pause. A watch lasts minutes, and a
@@ -77,16 +78,7 @@ pub(crate) async fn connect(options: &ClientOptions) -> Result<(Client, String),
     Ok((client, url))
 }
 
-/// An error and its sources on one line, without those that the text before already quotes.
+/// An error and its causes on one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text += &format!(": {next}");
-        }
-        source = error.source();
-    }
-    convert::shorten(&text.replace('\n', " "), MAX_MESSAGE)
+    convert::shorten(&with_causes(error).replace('\n', " "), MAX_MESSAGE)
 }

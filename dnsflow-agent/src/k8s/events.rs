@@ -37,7 +37,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use self::ledger::{Ledger, Outcome, Posting};
+use self::ledger::{About, Ledger, Outcome, Posting};
 use super::{
     client::{ClientOptions, chain, connect},
     convert,
@@ -71,27 +71,15 @@ pub enum Notice {
         /// By rule index: the text, and whether the rule is in force all the same.
         problems: BTreeMap<u32, (String, bool)>,
     },
-    /// A name or a pod has reached a limit: not all of its addresses are open.
-    Limit {
+    /// Something else, which is told again when it happens again.
+    One {
         /// The namespace.
         namespace: String,
-        /// The name, or the pod.
-        name: String,
+        /// What it is about.
+        about: About,
+        /// `reason` of the Event.
+        reason: &'static str,
         /// What happened and what to do.
-        note: String,
-    },
-    /// A connection is denied. Of all in a namespace, the first of an hour is told.
-    Denied {
-        /// The namespace.
-        namespace: String,
-        /// Which one, why, and where the others are.
-        note: String,
-    },
-    /// The TC programs cannot be attached to a Pod's interface.
-    NotAttached {
-        /// The Pod.
-        pod: PodRef,
-        /// Why.
         note: String,
     },
 }
@@ -120,45 +108,44 @@ impl Notice {
                 namespace: namespace.clone(),
                 problems: noted(problems),
             }),
-            // The same words on every node, and the remedy first, because a note is cut at its end.
-            Report::LimitReached {
-                namespace,
-                limit: Limit::AddressesOfName(name),
-                max,
-                ..
-            } => Some(Self::Limit {
-                namespace: namespace.clone(),
-                name: name.to_string(),
-                note: format!(
-                    "a pod was told more than {max} addresses of a name, and not all are open; \
-                     allow a cidrSelector, or raise --max-addresses-per-name: {name}"
-                ),
-            }),
-            Report::LimitReached {
-                namespace,
-                port,
-                limit: Limit::AddressesOfPod,
-                max,
-            } => Some(Self::Limit {
-                namespace: namespace.clone(),
-                name: port.clone(),
-                note: format!(
-                    "a pod was told more than {max} addresses, and not all are open; allow a \
-                     cidrSelector, or raise --max-addresses-per-pod: {port}"
-                ),
-            }),
             Report::LimitReached {
                 namespace,
                 port,
                 limit,
                 max,
-            } => Some(Self::Limit {
-                namespace: namespace.clone(),
-                name: format!("{port}: {limit}"),
-                note: format!("{limit} ({max}): {port}"),
-            }),
-            Report::Denied(denied) => Some(Self::Denied {
+            } => {
+                // The same words on every node, and the remedy first, because a note is cut at its end.
+                let (name, note) = match limit {
+                    Limit::AddressesOfName(name) => (
+                        name.to_string(),
+                        format!(
+                            "a pod was told more than {max} addresses of a name, and not all are open; \
+                             allow a cidrSelector, or raise --max-addresses-per-name: {name}"
+                        ),
+                    ),
+                    Limit::AddressesOfPod => (
+                        port.clone(),
+                        format!(
+                            "a pod was told more than {max} addresses, and not all are open; allow a \
+                             cidrSelector, or raise --max-addresses-per-pod: {port}"
+                        ),
+                    ),
+                    limit => (
+                        format!("{port}: {limit}"),
+                        format!("{limit} ({max}): {port}"),
+                    ),
+                };
+                Some(Self::One {
+                    namespace: namespace.clone(),
+                    about: About::Name(name),
+                    reason: "LimitReached",
+                    note,
+                })
+            }
+            Report::Denied(denied) => Some(Self::One {
                 namespace: denied.namespace.clone(),
+                about: About::Denials,
+                reason: "ConnectionDenied",
                 note: denied_note(denied),
             }),
             Report::NotAttached {
@@ -168,12 +155,14 @@ impl Notice {
                 reason,
             } => {
                 let (namespace, name) = pod_of_port(port);
-                Some(Self::NotAttached {
-                    pod: PodRef {
+                Some(Self::One {
+                    namespace: namespace.to_owned(),
+                    about: About::Pod(PodRef {
                         namespace: namespace.to_owned(),
                         name: name.to_owned(),
                         uid: pod_uid.clone(),
-                    },
+                    }),
+                    reason: "NotAttached",
                     note: format!(
                         "names in the EgressFirewall open nothing for this Pod: the TC programs \
                          cannot be attached to its interface (the agent tries again): {reason}"

@@ -134,22 +134,19 @@ impl Connection {
     /// Changes flows; see [`Session::apply`]. [`Event::Applied`] answers, also without a
     /// connection. The bytes wait for [`Connection::flush`] or `next`, so that batches that come
     /// together leave together.
-    pub fn apply(&mut self, batch: BatchId, atomic: bool, changes: Vec<FlowChange>) {
+    pub fn apply(
+        &mut self,
+        batch: BatchId,
+        atomic: bool,
+        changes: Vec<FlowChange>,
+        count: Vec<u32>,
+    ) {
         match &mut self.link {
-            Link::Up(live) => live.session.apply(batch, atomic, changes),
+            Link::Up(live) => live.session.apply(batch, atomic, changes, count),
             Link::Down { .. } => self.events.push_back(Event::Applied {
                 batch,
                 result: Err(BatchError::ConnectionLost),
             }),
-        }
-    }
-
-    /// Changes flows and counts others behind the changes; see [`Session::apply_and_count`], and
-    /// [`Connection::apply`].
-    pub fn apply_and_count(&mut self, batch: BatchId, changes: Vec<FlowChange>, count: Vec<u32>) {
-        match &mut self.link {
-            Link::Up(live) => live.session.apply_and_count(batch, changes, count),
-            Link::Down { .. } => self.apply(batch, false, changes),
         }
     }
 

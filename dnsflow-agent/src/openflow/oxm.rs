@@ -107,20 +107,13 @@ const NX_LEARN_F_DELETE_LEARNED: u16 = 1 << 1;
 /// `OFPP_IN_PORT` in the 16 bits of the Nicira extensions: the port of the packet.
 const OFPP_IN_PORT: u16 = 0xfff8;
 
-/// The IP protocol number of a protocol, and the OXM field of its destination port.
-fn wire(protocol: Protocol) -> (u8, u32) {
+/// The OXM field of a protocol's destination port.
+fn port_field(protocol: Protocol) -> u32 {
     match protocol {
-        Protocol::Tcp => (6, TCP_DST),
-        Protocol::Udp => (17, UDP_DST),
-        Protocol::Sctp => (132, SCTP_DST),
+        Protocol::Tcp => TCP_DST,
+        Protocol::Udp => UDP_DST,
+        Protocol::Sctp => SCTP_DST,
     }
-}
-
-/// The protocol with this IP protocol number, if rules can name it.
-fn from_wire(number: u8) -> Option<Protocol> {
-    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
-        .into_iter()
-        .find(|protocol| wire(*protocol).0 == number)
 }
 
 /// Refuses a match that names a register that does not exist.
@@ -197,11 +190,10 @@ fn put_fields(output: &mut BytesMut, matches: &Match) {
     output.put_u32(ETH_TYPE);
     put_ends(output, *ends);
     if let Some(Transport { protocol, port }) = transport {
-        let (number, port_field) = wire(*protocol);
         output.put_u32(IP_PROTO);
-        output.put_u8(number);
+        output.put_u8(protocol.number());
         if let Some(port) = port {
-            output.put_u32(port_field);
+            output.put_u32(port_field(*protocol));
             output.put_u16(*port);
         }
     }
@@ -417,10 +409,10 @@ impl Fields {
             (None, None) => None,
             (None, Some(_)) => return None,
             (Some(number), port) => {
-                let protocol = from_wire(number)?;
+                let protocol = Protocol::of_number(number)?;
                 let port = match port {
                     None => None,
-                    Some((field, port)) if field == wire(protocol).1 => Some(port),
+                    Some((field, port)) if field == port_field(protocol) => Some(port),
                     Some(_) => return None,
                 };
                 Some(Transport { protocol, port })

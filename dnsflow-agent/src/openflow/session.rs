@@ -231,30 +231,17 @@ impl Session {
 
     /// Changes flows: all or nothing if `atomic`, else each by itself. [`Event::Applied`] always
     /// answers.
-    pub fn apply(&mut self, batch: BatchId, atomic: bool, changes: Vec<FlowChange>) {
-        self.submit_changes(Changes {
-            batch,
-            atomic,
-            changes,
-            count: Vec::new(),
-        });
-    }
-
-    /// Changes flows, each by itself, and counts the flows with these cookies (OVN's: the upper
-    /// half is zero) behind the changes. [`FlowReply::Counted`] comes before [`Event::Applied`], or
-    /// not at all.
-    pub fn apply_and_count(&mut self, batch: BatchId, changes: Vec<FlowChange>, count: Vec<u32>) {
-        self.submit_changes(Changes {
-            batch,
-            atomic: false,
-            changes,
-            count,
-        });
-    }
-
-    fn submit_changes(&mut self, changes: Changes) {
-        let batch = changes.batch;
-        let length = changes.changes.len();
+    ///
+    /// Counts the flows with the cookies of `count` (OVN's: the upper half is zero) behind the changes, which then are
+    /// not atomic. [`FlowReply::Counted`] comes before [`Event::Applied`], or not at all.
+    pub fn apply(
+        &mut self,
+        batch: BatchId,
+        atomic: bool,
+        changes: Vec<FlowChange>,
+        count: Vec<u32>,
+    ) {
+        let length = changes.len();
         let refusal = if !self.up {
             Err(BatchError::ConnectionLost)
         } else if self.batches.len() + self.waiting.len() >= BATCHES_MAX {
@@ -264,7 +251,12 @@ impl Session {
                 "{length} changes in one batch are more than {CHANGES_MAX}"
             ))
         } else {
-            return self.submit(Command::Apply(changes));
+            return self.submit(Command::Apply(Changes {
+                batch,
+                atomic: atomic && count.is_empty(),
+                changes,
+                count,
+            }));
         };
         self.events.push_back(Event::Applied {
             batch,
@@ -830,23 +822,13 @@ impl Session {
             }
             FlowUpdate::Uninteresting => return,
             _ if self.paused => return,
-            FlowUpdate::Removed {
+            FlowUpdate::Changed {
                 table,
                 priority,
                 cookie,
                 matches,
-                reason,
-            } => (table, priority, cookie, matches, Some(reason)),
-            FlowUpdate::Written {
-                table,
-                priority,
-                cookie,
-                matches,
-                modified,
-            } => {
-                let reason = modified.then_some(LostReason::Modified);
-                (table, priority, cookie, matches, reason)
-            }
+                lost,
+            } => (table, priority, cookie, matches, lost),
         };
         let ours = Cookie::from_switch(cookie);
         if lost.is_some_and(|reason| reason != LostReason::Modified)

@@ -611,23 +611,14 @@ impl Stats {
 /// What a flow monitor reports (section 7.3.5).
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum FlowUpdate {
-    /// `OFPFME_ADDED` (also if a flow of the same key was replaced) or `OFPFME_MODIFIED`: someone
-    /// else wrote this flow.
-    Written {
+    /// Someone else changed this flow.
+    Changed {
         table: u8,
         priority: u16,
         cookie: u64,
         matches: Option<Match>,
-        /// Whether it was a modification.
-        modified: bool,
-    },
-    /// `OFPFME_REMOVED`
-    Removed {
-        table: u8,
-        priority: u16,
-        cookie: u64,
-        matches: Option<Match>,
-        reason: LostReason,
+        /// `OFPFME_REMOVED` or `OFPFME_MODIFIED`. Not for `OFPFME_ADDED`, also if a flow of the same key was replaced.
+        lost: Option<LostReason>,
     },
     /// `OFPFME_ABBREV`: our own change. `OFPFME_INITIAL`: not asked for.
     Uninteresting,
@@ -655,22 +646,17 @@ impl FlowUpdate {
         entry.take(4)?;
         let cookie = entry.u64()?;
         let matches = oxm::read_match(entry)?;
-        Ok(if event == OFPFME_REMOVED {
-            Self::Removed {
-                table,
-                priority,
-                cookie,
-                matches,
-                reason: LostReason::from_wire(reason),
-            }
-        } else {
-            Self::Written {
-                table,
-                priority,
-                cookie,
-                matches,
-                modified: event == OFPFME_MODIFIED,
-            }
+        let lost = match event {
+            OFPFME_REMOVED => Some(LostReason::from_wire(reason)),
+            OFPFME_MODIFIED => Some(LostReason::Modified),
+            _ => None,
+        };
+        Ok(Self::Changed {
+            table,
+            priority,
+            cookie,
+            matches,
+            lost,
         })
     }
 }

@@ -8,7 +8,7 @@ use std::{
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
 };
 
-use dnsflow_agent::capture::{EGRESS, INGRESS, Options, RingSize};
+use dnsflow_agent::capture::{EGRESS, INGRESS, Options};
 use dnsflow_common::{
     Reason,
     walk::{TCP_ACK, TCP_SYN},
@@ -97,7 +97,7 @@ fn median(times: &mut [u128]) -> u128 {
 #[ignore = "a measurement"]
 fn what_a_packet_costs() {
     let options = Options {
-        ring: RingSize::new(1 << 30).expect("a power of two"),
+        ring_bytes: 1 << 30,
         ..unshared()
     };
     let Some(mut program) = load(&options) else {

@@ -8,12 +8,12 @@ use std::{
 };
 
 use aya::{TestRun as _, TestRunOptions};
-use dnsflow_agent::capture::{EntryRead, INGRESS, Options, Reading};
+use dnsflow_agent::capture::{INGRESS, Options, Reading};
 use dnsflow_common::{
     key::ENTRY_USED_EVERY_NS,
     walk::{TCP_ACK, TCP_SYN},
 };
-use dnsflow_core::Timestamp;
+use dnsflow_core::{Timestamp, io::input::MarkFound};
 use dnsflow_tests::frames::{Extension, Fragment, Frame, Transport};
 
 use crate::{CONTINUE, Loaded, load};
@@ -86,7 +86,7 @@ impl Loaded {
     }
 
     /// All entries.
-    fn read(&self) -> Vec<EntryRead> {
+    fn read(&self) -> Vec<MarkFound> {
         let mut reading = Reading::default();
         let mut read = Vec::new();
         while !reading.is_over() {

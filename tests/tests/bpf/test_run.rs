@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use dnsflow_agent::capture::{EGRESS, Options, RingSize};
+use dnsflow_agent::capture::{EGRESS, Options};
 use dnsflow_common::{
     Reason,
     walk::{Ports, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN},
@@ -327,7 +327,7 @@ fn the_ports_are_those_given() {
 #[test]
 fn a_full_ring_buffer_is_counted_and_packets_pass() {
     let options = Options {
-        ring: RingSize::new(256 << 10).expect("the smallest"),
+        ring_bytes: 256 << 10,
         ..unshared()
     };
     let Some(mut program) = load(&options) else {

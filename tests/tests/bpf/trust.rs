@@ -9,7 +9,7 @@ use std::{
 
 use aya::{TestRun as _, TestRunOptions, maps::HashMap, programs::SchedClassifier};
 use dnsflow_agent::capture::{
-    Attach as _, EGRESS, INGRESS, LeftOut, Options, ResolverError, RingSize,
+    Attach as _, EGRESS, INGRESS, LeftOut, Options, RING_BYTES, ResolverError,
 };
 use dnsflow_common::{
     Reason,
@@ -572,7 +572,7 @@ fn a_pod_over_its_share_loses_only_its_own_records() {
         };
         // Four times the ring buffer.
         let frame = segment.build();
-        let runs = (4 * RingSize::DEFAULT.bytes()) / frame.len() as u32;
+        let runs = (4 * RING_BYTES) / frame.len() as u32;
         program.run(EGRESS, &frame, runs).expect("runs");
         let sent = segment.turned().build();
         program.run(INGRESS, &sent, runs).expect("runs");

@@ -216,7 +216,7 @@ impl Client {
     fn send(&mut self, atomic: bool, changes: Vec<FlowChange>) -> BatchId {
         self.last_batch += 1;
         let batch = BatchId(self.last_batch);
-        self.connection.apply(batch, atomic, changes);
+        self.connection.apply(batch, atomic, changes, Vec::new());
         batch
     }
 
@@ -237,8 +237,7 @@ impl Client {
     async fn apply_and_count(&mut self, batch: u64, last: u8) -> Result<Vec<Event>> {
         let changes = adds(&[key(46, v4(last))]);
         let count = vec![7, 8];
-        self.connection
-            .apply_and_count(BatchId(batch), changes, count);
+        self.connection.apply(BatchId(batch), false, changes, count);
         let mut seen = Vec::new();
         self.until(|event| {
             seen.push(event.clone());
@@ -995,7 +994,7 @@ async fn measure() -> Result<()> {
         let changes = vec![flow(n)];
         client
             .connection
-            .apply_and_count(BatchId(n.into()), changes, count);
+            .apply(BatchId(n.into()), false, changes, count);
         client
             .until(|event| matches!(event, Event::Applied { .. }).then_some(()))
             .await?;

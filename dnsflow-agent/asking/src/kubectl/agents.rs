@@ -86,7 +86,7 @@ pub(super) enum Heard {
 
 /// Why kubectl has failed.
 #[derive(Debug, thiserror::Error)]
-pub enum KubectlError {
+pub(super) enum KubectlError {
     /// It cannot be run.
     #[error("cannot run kubectl, which has to be on the PATH")]
     Run(#[source] io::Error),

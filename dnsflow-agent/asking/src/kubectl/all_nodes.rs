@@ -7,9 +7,9 @@ use std::{
 
 use serde_json::Value;
 
-use super::merge::{OnNode, table};
+use super::merge::table;
 use crate::{
-    print::{self, ChangedRow},
+    print::{self, CHANGED, changed_row},
     trial::Trialled,
     unused::{Pruning, RuleUse, Used},
 };
@@ -64,10 +64,7 @@ pub(super) fn pruning(
 
 /// Adds what one more node knows of a rule.
 fn add(all: &mut RuleUse, one: RuleUse) {
-    let sooner = |one: Option<u64>, other: Option<u64>| match (one, other) {
-        (Some(one), Some(other)) => Some(one.min(other)),
-        (one, other) => one.or(other),
-    };
+    let sooner = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
     let strength = |used: Used| match used {
         Used::Never => 0,
         Used::NotKnown => 1,
@@ -118,16 +115,9 @@ pub(super) fn trials(trials: Vec<(String, Trialled)>, output: &mut impl Write) -
         rows.sort_by_key(|(change, node, _)| (*change, *node));
         if !rows.is_empty() {
             writeln!(output)?;
-            let rows = rows.into_iter().map(|(_, node, changed)| {
-                OnNode(
-                    node.clone(),
-                    ChangedRow {
-                        namespace: &namespace,
-                        changed,
-                    },
-                )
-            });
-            table(rows, output)?;
+            let rows = rows.into_iter();
+            let rows = rows.map(|(_, node, changed)| (node, changed_row(&namespace, changed)));
+            table(CHANGED, rows, output)?;
         }
         print::trial_notes(&whole, output)?;
     }

@@ -6,12 +6,12 @@ use std::{
     path::PathBuf,
 };
 
-use dnsflow_core::ask::view::{Attachment, EntryView, Explanation, NodeView};
+use anyhow::Context as _;
+use dnsflow_core::ask::view::{Attachment, EntryView, Explanation};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    PluginError,
     agents::{Answer, Said},
     all_nodes,
 };
@@ -20,9 +20,9 @@ use crate::{
     event::Event,
     exit::Exit,
     options::OutputFormat,
-    output::{write_json_line, write_yaml},
+    output::{UNWRITTEN, write_json_line, write_yaml},
     page::Page,
-    print::{self, CacheRow, FlowRow, PortRow, Row},
+    print::{self, FlowRow, Row},
     report::NodeReport,
     trial::Trialled,
     unused::Pruning,
@@ -60,27 +60,13 @@ pub(super) enum Question {
     Report(Option<PathBuf>),
 }
 
-/// A row with its node.
-pub(super) struct OnNode<R>(pub(super) String, pub(super) R);
-
-impl<R: Row> Row for OnNode<R> {
-    fn heads() -> Vec<&'static str> {
-        [vec!["NODE"], R::heads()].concat()
-    }
-
-    fn cells(self) -> Vec<String> {
-        let Self(node, row) = self;
-        [vec![node], row.cells()].concat()
-    }
-}
-
 /// Writes the answers as one. Names the nodes without an answer on standard error.
 pub(super) fn write(
     question: &Question,
     format: OutputFormat,
     answers: Vec<Answer>,
     output: &mut impl Write,
-) -> Result<Exit, PluginError> {
+) -> anyhow::Result<Exit> {
     let mut exit = Exit::Done;
     let mut values = Vec::new();
     let mut silent = Vec::new();
@@ -99,25 +85,23 @@ pub(super) fn write(
         }
     }
     match question {
-        // A rule is unused if no node has used it: of all nodes, there is one answer.
-        Question::Prune => {
-            let values = vec![all_nodes::pruning(typed(&values)?, &mut silent)?];
-            print_values(
-                question,
-                format,
-                values.into_iter().flatten().collect(),
-                output,
-            )?;
-        }
         Question::Report(Some(file)) => {
-            let nodes = typed::<NodeReport>(&values)?.into_iter();
+            let nodes = typed::<NodeReport>(&values).context(UNWRITTEN)?.into_iter();
             let nodes = nodes.map(|(node, report)| NodeReport { node, ..report });
             let page = Page::new(nodes.collect(), silent.clone());
             page.write(file, output)?;
         }
-        _ => print_values(question, format, values, output)?,
+        _ => {
+            // A rule is unused if no node has used it: of all nodes, there is one answer.
+            if *question == Question::Prune {
+                let prunings = typed(&values).context(UNWRITTEN)?;
+                let whole = all_nodes::pruning(prunings, &mut silent).context(UNWRITTEN)?;
+                values = whole.into_iter().collect();
+            }
+            print_values(question, format, values, output).context(UNWRITTEN)?;
+        }
     }
-    output.flush()?;
+    output.flush().context(UNWRITTEN)?;
     for (node, reason) in silent.iter().chain(&missing) {
         eprintln!("node {node}: {reason}");
     }
@@ -187,15 +171,13 @@ fn tables(
     match question {
         Question::Status => statuses(typed(values)?, output),
         Question::Cache => {
-            let entries = typed::<EntryView>(values)?.into_iter();
-            table(
-                entries.flat_map(|(node, entry)| on_node(node, CacheRow::of(&entry))),
-                output,
-            )
+            let entries = typed::<EntryView>(values)?;
+            table(print::CACHE, rows(&entries, print::cache_rows), output)
         }
         Question::Flows => {
-            let flows = typed::<FlowRow>(values)?.into_iter();
-            table(flows.map(|(node, flow)| OnNode(node, flow)), output)
+            let flows = typed::<FlowRow>(values)?;
+            let rows = flows.iter().map(|(node, flow)| (node, flow.cells()));
+            table(FlowRow::HEADS, rows, output)
         }
         Question::Explain { target, .. } => {
             let explained: Vec<_> = typed::<Explanation>(values)?;
@@ -212,10 +194,14 @@ fn tables(
                 print::event(event, output)
             }),
         Question::LogLevel => {
-            let levels = typed::<Levels>(values)?.into_iter();
-            table(levels.map(|(node, levels)| OnNode(node, levels)), output)
+            let levels = typed::<Levels>(values)?;
+            let rows = levels.iter().map(|(node, levels)| {
+                let row = vec![levels.level.clone(), levels.started_with.clone()];
+                (node, row)
+            });
+            table(&["LEVEL", "STARTED WITH"], rows, output)
         }
-        Question::Check => table(findings(values), output),
+        Question::Check => table(&["STATUS", "CHECK", "ANSWER"], findings(values), output),
         Question::Try(_) => all_nodes::trials(typed::<Trialled>(values)?, output),
         Question::Prune => typed::<Pruning>(values)?
             .iter()
@@ -227,63 +213,28 @@ fn tables(
     }
 }
 
-fn on_node<R>(node: String, rows: Vec<R>) -> impl Iterator<Item = OnNode<R>> {
-    rows.into_iter().map(move |row| OnNode(node.clone(), row))
+/// The rows of each value, with its node.
+fn rows<T>(values: &[(String, T)], of: impl Fn(&T) -> Vec<Row>) -> Vec<(&String, Row)> {
+    let mut rows = Vec::new();
+    for (node, value) in values {
+        rows.extend(of(value).into_iter().map(|row| (node, row)));
+    }
+    rows
 }
 
-pub(super) fn table<R: Row>(
-    rows: impl IntoIterator<Item = R>,
+/// Writes rows with their nodes as a table with these heads.
+pub(super) fn table<'a>(
+    heads: &[&str],
+    rows: impl IntoIterator<Item = (&'a String, Row)>,
     output: &mut impl Write,
 ) -> io::Result<()> {
-    let mut table = print::table::<R>(output)?;
-    table.extend(rows)?;
-    table.end()
+    let heads = [&["NODE"], heads].concat();
+    let rows = rows.into_iter();
+    let rows = rows.map(|(node, row)| [vec![node.clone()], row].concat());
+    print::table(&heads, rows, output)
 }
 
-/// A row of cells that are there.
-struct Cells<const N: usize>([String; N]);
-
-impl Row for Levels {
-    fn heads() -> Vec<&'static str> {
-        vec!["LEVEL", "STARTED WITH"]
-    }
-
-    fn cells(self) -> Vec<String> {
-        vec![self.level, self.started_with]
-    }
-}
-
-/// A finding of `check`.
-impl Row for Cells<3> {
-    fn heads() -> Vec<&'static str> {
-        vec!["STATUS", "CHECK", "ANSWER"]
-    }
-
-    fn cells(self) -> Vec<String> {
-        self.0.into()
-    }
-}
-
-/// A node's status.
-impl Row for Cells<7> {
-    fn heads() -> Vec<&'static str> {
-        vec![
-            "AGENT",
-            "UP",
-            "READY",
-            "SWITCH",
-            "ATTACHED",
-            "ADDRESSES",
-            "FLOWS",
-        ]
-    }
-
-    fn cells(self) -> Vec<String> {
-        self.0.into()
-    }
-}
-
-fn findings(values: &[(String, Value)]) -> Vec<OnNode<Cells<3>>> {
+fn findings(values: &[(String, Value)]) -> Vec<(&String, Row)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut rows = Vec::new();
     for (node, value) in values {
@@ -292,44 +243,39 @@ fn findings(values: &[(String, Value)]) -> Vec<OnNode<Cells<3>>> {
             if let Some(remedy) = finding["remedy"].as_str() {
                 answer = format!("{answer}; {remedy}");
             }
-            let cells = [text(&finding["status"]), text(&finding["check"]), answer];
-            rows.push(OnNode(node.clone(), Cells(cells)));
+            let row = vec![text(&finding["status"]), text(&finding["check"]), answer];
+            rows.push((node, row));
         }
     }
     rows
 }
 
 fn statuses(statuses: Vec<(String, Status)>, output: &mut impl Write) -> io::Result<()> {
-    let rows = statuses.iter().map(|(node, status)| {
-        let Status {
-            version,
-            up_s,
-            node: view,
-        } = status;
-        OnNode(node.clone(), Cells(summary(version, *up_s, view)))
+    let heads = [
+        "AGENT",
+        "UP",
+        "READY",
+        "SWITCH",
+        "ATTACHED",
+        "ADDRESSES",
+        "FLOWS",
+    ];
+    let nodes = statuses.iter();
+    let nodes = nodes.map(|(node, status)| (node, summary(status)));
+    table(&heads, nodes, output)?;
+    let ports = rows(&statuses, |status| {
+        let ports = status.node.ports.iter();
+        ports.flat_map(print::port_rows).collect()
     });
-    table(rows, output)?;
-    let ports = statuses.iter();
-    let ports = ports.flat_map(|(node, status)| {
-        let rows = status.node.ports.iter().flat_map(PortRow::of).collect();
-        on_node(node.clone(), rows)
-    });
-    let ports: Vec<_> = ports.collect();
     if !ports.is_empty() {
         writeln!(output)?;
-        table(ports, output)?;
+        table(print::PORTS, ports, output)?;
     }
     // Most problems are the same on all nodes.
     let mut problems = BTreeMap::<_, Vec<&str>>::new();
     for (node, status) in &statuses {
-        for firewall in &status.node.firewalls {
-            for problem in &firewall.problems {
-                let text = format!(
-                    "namespace {}, rule {} ({}): {}",
-                    firewall.namespace, problem.rule, problem.severity, problem.text
-                );
-                problems.entry(text).or_default().push(node);
-            }
+        for text in print::problems(&status.node) {
+            problems.entry(text).or_default().push(node);
         }
     }
     for (text, nodes) in problems {
@@ -338,7 +284,12 @@ fn statuses(statuses: Vec<(String, Status)>, output: &mut impl Write) -> io::Res
     Ok(())
 }
 
-fn summary(version: &str, up_s: u64, node: &NodeView) -> [String; 7] {
+fn summary(status: &Status) -> Row {
+    let Status {
+        version,
+        up_s,
+        node,
+    } = status;
     let attached = node.ports.iter();
     let attached = attached.filter(|port| port.attachment == Attachment::Attached);
     let switch = match (node.switch_is_connected, node.switch_is_compared) {
@@ -346,9 +297,9 @@ fn summary(version: &str, up_s: u64, node: &NodeView) -> [String; 7] {
         (true, false) => "not compared yet",
         (true, true) => "connected",
     };
-    [
-        version.to_owned(),
-        print::seconds(up_s),
+    vec![
+        version.clone(),
+        print::seconds(*up_s),
         print::yes_or(node.is_ready, "not yet"),
         switch.to_owned(),
         format!("{} of {}", attached.count(), node.ports.len()),
@@ -512,10 +463,7 @@ n1     failed   openflow   no answer; start it
             answers,
             &mut Vec::new(),
         );
-        let error = format!(
-            "{:#}",
-            anyhow::Error::from(error.expect_err("it is no status"))
-        );
+        let error = format!("{:#}", error.expect_err("it is no status"));
         assert!(
             error.contains("the agent of node n7 is of another version"),
             "{error}"

@@ -312,17 +312,13 @@ impl FromStr for PodAddresses {
 
     fn from_str(text: &str) -> Result<Self, PodAddressesError> {
         let (pod, addresses) = text.split_once('=').ok_or(PodAddressesError)?;
-        let (namespace, name) = pod.split_once('/').ok_or(PodAddressesError)?;
-        let addresses: Result<Vec<IpAddr>, _> = addresses.split(',').map(str::parse).collect();
-        let addresses = addresses.map_err(|_| PodAddressesError)?;
-        match namespace.is_empty() || name.is_empty() {
-            true => Err(PodAddressesError),
-            false => Ok(Self {
-                namespace: namespace.to_owned(),
-                name: name.to_owned(),
-                addresses,
-            }),
-        }
+        let PodName { namespace, name } = pod.parse().map_err(|_| PodAddressesError)?;
+        let addresses: Result<_, _> = addresses.split(',').map(str::parse).collect();
+        Ok(Self {
+            namespace,
+            name,
+            addresses: addresses.map_err(|_| PodAddressesError)?,
+        })
     }
 }
 

@@ -57,7 +57,9 @@ fn without_arguments_the_defaults_hold() {
         Ok(AgentOptions {
             manifests: None,
             kubeconfig: None,
-            dns_service: DnsService::usual(),
+            dns_service: ["kube-system/k8s-app=kube-dns", "openshift-dns/dns-default"]
+                .map(|text| text.parse().expect(text))
+                .into(),
             ovs_db: None,
             ovn_nb: None,
             ovn_sb: None,

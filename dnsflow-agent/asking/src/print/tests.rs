@@ -128,11 +128,8 @@ fn the_cache_has_a_line_for_each_name() {
         ..entry()
     };
     let written = text_of(|output| {
-        let mut table = table::<CacheRow>(output)?;
-        table.extend(CacheRow::of(&entry()))?;
-        table.extend(CacheRow::of(&unknown))?;
-        table.extend(CacheRow::of(&marked))?;
-        table.end()
+        let entries = [entry(), unknown, marked];
+        table(CACHE, entries.iter().flat_map(cache_rows), output)
     });
     assert_eq!(
         written,

@@ -47,13 +47,13 @@ fn firewall() -> Firewall {
 /// What these connections and entries say of the rules, which came so many seconds ago.
 fn prune(known: &Known, entries: &[EntryView], came_s: u64) -> Pruning {
     let evidence = Evidence {
-        firewall: (&firewall(), true),
+        firewall: firewall(),
+        subdomains: true,
         came_s,
-        known,
-        entries,
-        resolved: None,
+        known: known.clone(),
+        entries: entries.to_vec(),
     };
-    Pruning::new("ns1", &evidence)
+    Pruning::new("ns1", &evidence, None)
 }
 
 #[test]
@@ -144,13 +144,13 @@ fn what_ovn_kubernetes_alone_would_have_denied_is_found() {
     ]
     .into();
     let evidence = Evidence {
-        firewall: (&firewall(), true),
+        firewall: firewall(),
+        subdomains: true,
         came_s: 7200,
-        known: &known(3600, connections),
-        entries: &[],
-        resolved: Some(&resolved),
+        known: known(3600, connections),
+        entries: Vec::new(),
     };
-    let pruning = Pruning::new("ns1", &evidence);
+    let pruning = Pruning::new("ns1", &evidence, Some(&resolved));
     let only = pruning.only_by_answer.expect("it was asked");
     let only = only.iter();
     let only: Vec<_> = only
@@ -170,12 +170,12 @@ fn only_what_a_rule_by_name_allows_depends_on_an_answer() {
     let address = |last: u8| IpAddr::from([203, 0, 113, last]);
     let resolved = [(0, [address(1), address(2)].into())].into();
     let evidence = Evidence {
-        firewall: (&firewall, true),
+        firewall,
+        subdomains: true,
         came_s: 7200,
-        known: &known(3600, connections),
-        entries: &[],
-        resolved: Some(&resolved),
+        known: known(3600, connections),
+        entries: Vec::new(),
     };
-    let pruning = Pruning::new("ns1", &evidence);
+    let pruning = Pruning::new("ns1", &evidence, Some(&resolved));
     assert_eq!(pruning.only_by_answer, Some(Vec::new()));
 }

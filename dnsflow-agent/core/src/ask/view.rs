@@ -541,8 +541,7 @@ pub fn target_text_of(address: IpAddr, protocol: Protocol, port: u16) -> String 
     let at = SocketAddr::new(address, port);
     match protocol {
         Protocol::Tcp => at.to_string(),
-        Protocol::Udp => format!("{at}/udp"),
-        Protocol::Sctp => format!("{at}/sctp"),
+        other => format!("{at}/{}", other.name()),
     }
 }
 
@@ -605,11 +604,7 @@ fn destination_text(destination: &Destination) -> String {
 
 /// Protocol and port of a rule or a connection, such as `tcp/443`.
 pub fn transport_text(transport: Transport) -> String {
-    let protocol = match transport.protocol {
-        Protocol::Tcp => "tcp",
-        Protocol::Udp => "udp",
-        Protocol::Sctp => "sctp",
-    };
+    let protocol = transport.protocol.name();
     match transport.port {
         Some(port) => format!("{protocol}/{port}"),
         None => protocol.to_owned(),

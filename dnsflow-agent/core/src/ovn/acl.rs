@@ -51,11 +51,7 @@ impl fmt::Display for NameMatch {
 /// The end of a match, for the ports of a rule.
 pub(crate) fn of_ports(transports: &[Transport]) -> String {
     let ports = transports.iter().map(|Transport { protocol, port }| {
-        let protocol = match protocol {
-            Protocol::Tcp => "tcp",
-            Protocol::Udp => "udp",
-            Protocol::Sctp => "sctp",
-        };
+        let protocol = protocol.name();
         match port {
             Some(port) => format!("({protocol} && ( {protocol}.dst == {port} ))"),
             None => format!("({protocol})"),
@@ -205,17 +201,10 @@ impl<'a> Cursor<'a> {
         loop {
             self.expect("(", "`(` of a protocol")?;
             let name = self.word("a protocol")?;
-            let protocol = match name {
-                "tcp" => Protocol::Tcp,
-                "udp" => Protocol::Udp,
-                "sctp" => Protocol::Sctp,
-                _ => {
-                    return Err(AclMatchError {
-                        expected: "tcp, udp or sctp",
-                        rest: name.to_owned(),
-                    });
-                }
-            };
+            let protocol = Protocol::of_name(name).ok_or_else(|| AclMatchError {
+                expected: "tcp, udp or sctp",
+                rest: name.to_owned(),
+            })?;
             if self.take("&&") {
                 self.expect("(", "`(` of a port")?;
                 loop {

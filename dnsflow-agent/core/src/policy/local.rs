@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A namespace with an EgressFirewall and with pods here.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Local {
     /// The rules that OVN enforces.
     pub(super) pairing: Pairing,
@@ -41,12 +41,7 @@ impl Local {
     pub(super) fn new(namespace: &str, subdomains: bool) -> Self {
         Self {
             pairing: Pairing::new(namespace, subdomains),
-            version: 0,
-            compared: Vec::new(),
-            differing: Vec::new(),
-            other_names: BTreeMap::new(),
-            names_version: 0,
-            other_problems: BTreeMap::new(),
+            ..Self::default()
         }
     }
 

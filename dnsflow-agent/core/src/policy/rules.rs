@@ -351,30 +351,64 @@ fn release<Key: Ord>(counts: &mut BTreeMap<Key, usize>, key: &Key) {
 }
 
 /// A problem or a limitation of a rule.
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Debug, Eq, Hash, PartialEq, thiserror::Error)]
 pub enum Problem {
     /// The resource's rule cannot be used.
+    #[error("{0}")]
     Invalid(String),
     /// OVN has no ACL for the rule yet.
+    #[error("waiting for OVN's ACL for dnsName `{}`{}", .0.written(), wildcard_hint(.0))]
     NoAcl(DnsName),
     /// OVN has the ACL, but no logical flow of it.
+    #[error(
+        "waiting for the logical flows of dnsName `{}`: OVN makes them once the namespace has a pod on this node",
+        .0.written()
+    )]
     NoLogicalFlows(DnsName),
     /// The ACL's index lies beyond the resource's rules: ovn-kubernetes left the ACL behind when
     /// the resource was shortened.
+    #[error(
+        "OVN still enforces an ACL with this index, which ovn-kubernetes has left behind: the EgressFirewall has no such rule any more. Delete the EgressFirewall and create it again; a restart of ovnkube does not help"
+    )]
     StaleAcl,
     /// The ACL's match is not one that ovn-kubernetes writes.
+    #[error("the match of OVN's ACL is not understood: {0}")]
     AclMatch(AclMatchError),
     /// A logical flow cannot be read as a template.
+    #[error("a logical flow of dnsName `{name}` is not understood: {error}", name = .0.written(), error = .1)]
     Template(DnsName, AclTemplateError),
     /// ACL logging is on, but packets that our flows let pass are not logged.
+    #[error(
+        "ACL logging does not cover addresses of dnsName `{}` that only dnsflow knows, until ovn-kubernetes itself resolves the name",
+        .0.written()
+    )]
     LogsLeftOut(DnsName),
     /// Packets of established connections are dropped, but the connections are not marked as
     /// blocked.
+    #[error(
+        "what pods send to addresses of dnsName `{}` is dropped, but connections that were established before are not marked as blocked, so that replies still pass, until OVN itself denies with the same actions on this node",
+        .0.written()
+    )]
     NotMarked(DnsName),
     /// The rule denies by name.
+    #[error(
+        "denying by name closes only addresses that a pod was told: one that it knows from elsewhere, or remembers for longer than an hour, stays reachable; deny by cidrSelector (dnsName `{}`)",
+        .0.written()
+    )]
     DeniesByName(DnsName),
     /// ovn-kubernetes has not made ACLs of the EgressFirewall for a while.
+    #[error("{0}")]
     NotTakenOver(NotTakenOver),
+}
+
+/// What else a rule may wait for.
+fn wildcard_hint(name: &DnsName) -> &'static str {
+    match name.is_wildcard() {
+        true => {
+            "; ovn-kubernetes refuses the whole EgressFirewall when it holds a wildcard and runs without --enable-dns-name-resolver"
+        }
+        false => "",
+    }
 }
 
 /// An EgressFirewall that ovn-kubernetes does not take over.
@@ -399,52 +433,6 @@ impl Problem {
             Self::StaleAcl | Self::LogsLeftOut(_) | Self::NotMarked(_) | Self::DeniesByName(_) => {
                 Severity::Caveat
             }
-        }
-    }
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Invalid(reason) => f.write_str(reason),
-            Self::NoAcl(name) if name.is_wildcard() => write!(
-                f,
-                "waiting for OVN's ACL for dnsName `{}`; ovn-kubernetes refuses the whole EgressFirewall when it holds a wildcard and runs without --enable-dns-name-resolver",
-                name.written()
-            ),
-            Self::NoAcl(name) => {
-                write!(f, "waiting for OVN's ACL for dnsName `{}`", name.written())
-            }
-            Self::NoLogicalFlows(name) => write!(
-                f,
-                "waiting for the logical flows of dnsName `{}`: OVN makes them once the namespace has a pod on this node",
-                name.written()
-            ),
-            Self::StaleAcl => f.write_str(
-                "OVN still enforces an ACL with this index, which ovn-kubernetes has left behind: the EgressFirewall has no such rule any more. Delete the EgressFirewall and create it again; a restart of ovnkube does not help",
-            ),
-            Self::AclMatch(error) => write!(f, "the match of OVN's ACL is not understood: {error}"),
-            Self::Template(name, error) => write!(
-                f,
-                "a logical flow of dnsName `{}` is not understood: {error}",
-                name.written()
-            ),
-            Self::NotTakenOver(what) => what.fmt(f),
-            Self::LogsLeftOut(name) => write!(
-                f,
-                "ACL logging does not cover addresses of dnsName `{}` that only dnsflow knows, until ovn-kubernetes itself resolves the name",
-                name.written()
-            ),
-            Self::NotMarked(name) => write!(
-                f,
-                "what pods send to addresses of dnsName `{}` is dropped, but connections that were established before are not marked as blocked, so that replies still pass, until OVN itself denies with the same actions on this node",
-                name.written()
-            ),
-            Self::DeniesByName(name) => write!(
-                f,
-                "denying by name closes only addresses that a pod was told: one that it knows from elsewhere, or remembers for longer than an hour, stays reachable; deny by cidrSelector (dnsName `{}`)",
-                name.written()
-            ),
         }
     }
 }

@@ -212,11 +212,39 @@ impl From<IpAddr> for Target {
 #[serde(rename_all = "snake_case")]
 pub enum Protocol {
     /// IP protocol 6.
-    Tcp,
+    Tcp = 6,
     /// IP protocol 17.
-    Udp,
+    Udp = 17,
     /// IP protocol 132.
-    Sctp,
+    Sctp = 132,
+}
+
+impl Protocol {
+    const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
+    /// The number in an IP header.
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// The protocol of this number, if rules can name it.
+    pub fn of_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.number() == number)
+    }
+
+    /// The name, in lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
+
+    /// The protocol of this name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name)
+    }
 }
 
 /// A transport protocol, with or without a destination port.

@@ -1,88 +1,77 @@
 //! Limits and periods of the core, each with its reason.
 
-use std::{fmt, net::IpAddr, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use dnsflow_common::record::DEFER_BURST;
 
 use crate::values::name::DomainName;
 
-/// A limit that the answers to a pod have reached.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+/// A limit that the answers to a pod have reached. The text has the loss of the pod, and the remedy; the caller prints the
+/// limit's number beside it.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, thiserror::Error)]
 pub enum Limit {
     /// Addresses of this name.
+    #[error("not every address of a name is open: --max-addresses-per-name")]
     AddressesOfName(DomainName),
     /// Addresses of the pod.
+    #[error("not every address that a pod was told is open: --max-addresses-per-pod")]
     AddressesOfPod,
     /// The same, and a rule denies all that there are: none of them makes room.
+    #[error(
+        "rules deny all addresses that are kept for a pod, and a new one is neither opened nor \
+         closed: deny by cidrSelector, or raise --max-addresses-per-pod"
+    )]
     DeniedAddresses,
     /// Names of this address.
+    #[error(
+        "an address has more names than are kept, and a new one counts for nothing: allow or \
+         deny it by cidrSelector"
+    )]
     NamesOfAddress(IpAddr),
     /// Names of all addresses of the pod.
+    #[error(
+        "a pod was told more names than are kept, and not every address is open: \
+         --max-addresses-per-pod, of which there are twice as many names"
+    )]
     NamesOfPod,
     /// Names of all addresses of all pods on the node.
+    #[error(
+        "the pods of this node were told more names than are kept, and not every address of \
+         the pod that was told most is open: lower --max-addresses-per-pod, or allow a \
+         cidrSelector"
+    )]
     NamesOfNode,
     /// Those of them that rules deny.
+    #[error(
+        "the pods of this node were told more names that rules deny than are kept, and not every \
+         address of them is closed: deny by cidrSelector"
+    )]
     DeniedNamesOfNode,
     /// Flows of one address.
+    #[error(
+        "the rules of an address come to more flows than it may have; a rule whose flows do not fit \
+         opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
+    )]
     FlowsOfAddress,
     /// Flows of all addresses of the pod, beyond which a further address has few.
+    #[error(
+        "the addresses of a pod have so many flows that a further one has eight; a rule whose flows do not \
+         fit opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
+    )]
     FlowsOfPod,
-    /// Flows of all addresses of all pods on the node, beyond which a further address of a pod with many has one.
+    /// Flows of all addresses of all pods on the node, beyond which a further address of a pod with many has two.
+    #[error(
+        "the addresses of all pods of this node have so many flows that a further one of a pod with more than its \
+         share has two; a rule with more flows opens nothing, and closes every port of the address if it denies: \
+         list fewer ports, or none"
+    )]
     FlowsOfNode,
     /// Flows that answers to the pod change in a second.
+    #[error(
+        "a pod is told so many new addresses that some are not opened now: allow a \
+         cidrSelector, or raise --max-flow-changes"
+    )]
     FlowChanges,
-}
-
-impl fmt::Display for Limit {
-    /// The loss of the pod, and the remedy. The caller prints the limit's number beside it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::AddressesOfName(_) => {
-                "not every address of a name is open: --max-addresses-per-name"
-            }
-            Self::AddressesOfPod => {
-                "not every address that a pod was told is open: --max-addresses-per-pod"
-            }
-            Self::DeniedAddresses => {
-                "rules deny all addresses that are kept for a pod, and a new one is neither opened nor \
-                 closed: deny by cidrSelector, or raise --max-addresses-per-pod"
-            }
-            Self::NamesOfAddress(_) => {
-                "an address has more names than are kept, and a new one counts for nothing: allow or \
-                 deny it by cidrSelector"
-            }
-            Self::NamesOfPod => {
-                "a pod was told more names than are kept, and not every address is open: \
-                 --max-addresses-per-pod, of which there are twice as many names"
-            }
-            Self::NamesOfNode => {
-                "the pods of this node were told more names than are kept, and not every address of \
-                 the pod that was told most is open: lower --max-addresses-per-pod, or allow a \
-                 cidrSelector"
-            }
-            Self::DeniedNamesOfNode => {
-                "the pods of this node were told more names that rules deny than are kept, and not every \
-                 address of them is closed: deny by cidrSelector"
-            }
-            Self::FlowsOfAddress => {
-                "the rules of an address come to more flows than it may have; a rule whose flows do not fit \
-                 opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
-            }
-            Self::FlowsOfPod => {
-                "the addresses of a pod have so many flows that a further one has eight; a rule whose flows do not \
-                 fit opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
-            }
-            Self::FlowsOfNode => {
-                "the addresses of all pods of this node have so many flows that a further one of a pod with more than its \
-                 share has one; a rule with more flows opens nothing, and closes every port of the address if it denies: \
-                 list fewer ports, or none"
-            }
-            Self::FlowChanges => {
-                "a pod is told so many new addresses that some are not opened now: allow a \
-                 cidrSelector, or raise --max-flow-changes"
-            }
-        })
-    }
 }
 
 /// How long cache entries last, and how many there may be.

@@ -6,15 +6,15 @@ use std::{io, time::Duration};
 use dnsflow_core::{
     Input,
     engine::Engine,
-    io::input::{Frame, HeldFrame, MarkChange, MarkFound, MarkRefused},
+    io::input::{Frame, HeldFrame, MarkChange, MarkRefused},
     values::resolver::Resolver,
 };
 use tracing::{info, warn};
 
 use crate::{
     capture::{
-        DeferredAnswers, Drained, Entries, EntryRead, InterfaceSet, Left, NameFilter, Reading,
-        Records, Releaser, Resolvers,
+        DeferredAnswers, Drained, Entries, InterfaceSet, Left, NameFilter, Reading, Records,
+        Releaser, Resolvers,
     },
     causes::Causes,
     clock::now,
@@ -184,16 +184,7 @@ impl Marks {
             return;
         };
         let found = match self.entries.read(reading) {
-            Ok(entries) => {
-                let found = |entry: EntryRead| MarkFound {
-                    ifindex: entry.ifindex,
-                    address: entry.address,
-                    mark: entry.mark,
-                    until: entry.until,
-                    used_at: entry.used_at,
-                };
-                Some(entries.into_iter().map(found).collect())
-            }
+            Ok(found) => Some(found),
             Err(error) => {
                 warn!(%error, "cannot read the use of addresses");
                 None

@@ -79,10 +79,7 @@ impl SwitchLink {
         changes: Vec<FlowChange>,
         count: Vec<u32>,
     ) {
-        match count.is_empty() {
-            true => self.connection.apply(batch, atomic, changes),
-            false => self.connection.apply_and_count(batch, changes, count),
-        }
+        self.connection.apply(batch, atomic, changes, count);
     }
 
     /// Asks over this connection.

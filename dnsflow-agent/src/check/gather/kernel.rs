@@ -1,7 +1,7 @@
 //! What the kernel can do and allows this process to do. Each feature is tried, because
 //! distributions backport features.
 
-use std::{fs, io, path::Path, thread};
+use std::{fs, io, iter::successors, path::Path, thread};
 
 use rustix::{
     io::Errno,
@@ -95,12 +95,10 @@ fn trial() -> Trial {
 
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
-    let mut source = error.source();
     // The verifier's log has many lines; the first one says what happened.
-    while let Some(error) = source {
-        let next = error.to_string();
-        text += &format!(": {}", next.lines().next().unwrap_or_default());
-        source = error.source();
+    for cause in successors(error.source(), |error| error.source()) {
+        let cause = cause.to_string();
+        text += &format!(": {}", cause.lines().next().unwrap_or_default());
     }
     text
 }

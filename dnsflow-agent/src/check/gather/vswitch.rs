@@ -10,36 +10,26 @@ use crate::{
     asking::large_table::large_table,
     capture::survey,
     check::facts::{PodInterface, Vswitch},
-    vswitch_db::OPTION,
+    vswitch_db::{OPTION, offloads},
 };
 
 const INTERFACE: &str = "Interface";
-const OPEN_VSWITCH: &str = "Open_vSwitch";
 
 /// What is read (`vswitch.ovsschema`).
 const DATABASE: Database = Database {
     name: "Open_vSwitch",
-    tables: &[
-        Table {
-            name: INTERFACE,
-            columns: &[
-                Column::scalar("name"),
-                Column::map("external_ids"),
-                Column::scalar("ingress_policing_rate"),
-                Column::scalar("ingress_policing_kpkts_rate"),
-            ],
-            purpose: "the interfaces of pods",
-            remedy: "remove the interfaces that are not in use from Open vSwitch",
-            deferred: false,
-        },
-        Table {
-            name: OPEN_VSWITCH,
-            columns: &[Column::map("other_config")],
-            purpose: "the settings of Open vSwitch",
-            remedy: "make its other_config shorter",
-            deferred: false,
-        },
-    ],
+    tables: &[Table {
+        name: INTERFACE,
+        columns: &[
+            Column::scalar("name"),
+            Column::map("external_ids"),
+            Column::scalar("ingress_policing_rate"),
+            Column::scalar("ingress_policing_kpkts_rate"),
+        ],
+        purpose: "the interfaces of pods",
+        remedy: "remove the interfaces that are not in use from Open vSwitch",
+        deferred: false,
+    }],
 };
 
 /// What the database says.
@@ -64,12 +54,8 @@ pub(super) async fn ask(remotes: &Remotes) -> Result<Vswitch, String> {
         }
         vswitch.interfaces.push(interface);
     }
-    for (_, row) in replica.rows(OPEN_VSWITCH) {
-        let config = row
-            .pairs("other_config")
-            .map_err(|error| error.to_string())?;
-        vswitch.hw_offload |= config.value("hw-offload") == Some("true");
-    }
+    let offloads = timeout(PATIENCE, offloads(remotes)).await;
+    vswitch.hw_offload = offloads.map_err(|_| no_rows())??;
     Ok(vswitch)
 }
 

@@ -25,10 +25,14 @@ pub const RETRY_MAX: Duration = Duration::from_secs(300);
 
 /// What an entry is about.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-enum About {
+pub enum About {
+    /// A rule.
     Rule(u32),
+    /// A name or a pod has reached a limit: not all of its addresses are open.
     Name(String),
+    /// A connection is denied. Of all in a namespace, the first of an hour is told.
     Denials,
+    /// The TC programs cannot be attached to the interface of a Pod.
     Pod(PodRef),
 }
 
@@ -148,38 +152,20 @@ impl Ledger {
                     })
                     .sum()
             }
-            Notice::Limit {
+            Notice::One {
                 namespace,
-                name,
+                about,
+                reason,
                 note,
             } => {
-                let entry = Entry {
-                    note,
-                    reason: "LimitReached",
-                    due,
-                };
-                self.add((namespace, About::Name(name)), entry)
-            }
-            Notice::NotAttached { pod, note } => {
-                let entry = Entry {
-                    note,
-                    reason: "NotAttached",
-                    due,
-                };
-                self.add((pod.namespace.clone(), About::Pod(pod)), entry)
-            }
-            Notice::Denied { namespace, note } => {
-                self.denied.retain(|_, told| now.since(*told) < REPEAT);
-                let key = (namespace, About::Denials);
-                if self.denied.contains_key(&key.0) || self.entries.contains_key(&key) {
-                    return 0;
+                let key = (namespace, about);
+                if key.1 == About::Denials {
+                    self.denied.retain(|_, told| now.since(*told) < REPEAT);
+                    if self.denied.contains_key(&key.0) || self.entries.contains_key(&key) {
+                        return 0;
+                    }
                 }
-                let entry = Entry {
-                    note,
-                    reason: "ConnectionDenied",
-                    due,
-                };
-                self.add(key, entry)
+                self.add(key, Entry { note, reason, due })
             }
         }
     }

@@ -21,7 +21,7 @@ async fn a_missing_socket_is_named_once() {
 #[tokio::test]
 async fn without_a_connection_a_batch_fails_at_once() {
     let mut connection = Connection::new("/nonexistent");
-    connection.apply(BatchId(7), true, Vec::new());
+    connection.apply(BatchId(7), true, Vec::new(), Vec::new());
     let lost = Event::Applied {
         batch: BatchId(7),
         result: Err(BatchError::ConnectionLost),

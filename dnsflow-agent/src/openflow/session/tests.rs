@@ -89,7 +89,7 @@ const BARRIER: u8 = wire::OFPT_BARRIER_REQUEST;
 #[test]
 fn it_greets_first_and_takes_nothing_before_the_answer() {
     let mut session = Session::new(START);
-    session.apply(BatchId(1), false, adds(1));
+    session.apply(BatchId(1), false, adds(1), Vec::new());
     session.ask(FlowQuestion::Dump);
     let mut output = BytesMut::new();
     session.transmit(&mut output);
@@ -127,7 +127,7 @@ fn another_version_is_refused_with_the_switchs_words() {
 #[test]
 fn a_batch_without_changes_is_a_barrier() {
     let mut session = up();
-    session.apply(BatchId(1), false, Vec::new());
+    session.apply(BatchId(1), false, Vec::new(), Vec::new());
     let sent = sent(&mut session);
     let [(BARRIER, xid)] = sent[..] else {
         panic!("{sent:?}");
@@ -139,8 +139,8 @@ fn a_batch_without_changes_is_a_barrier() {
 #[test]
 fn batches_are_pipelined_and_errors_find_their_change() {
     let mut session = up();
-    session.apply(BatchId(1), false, adds(2));
-    session.apply(BatchId(2), false, adds(1));
+    session.apply(BatchId(1), false, adds(2), Vec::new());
+    session.apply(BatchId(2), false, adds(1), Vec::new());
     assert_eq!(
         sent(&mut session),
         [(MOD, 2), (MOD, 3), (BARRIER, 4), (MOD, 7), (BARRIER, 8)]
@@ -155,7 +155,7 @@ fn batches_are_pipelined_and_errors_find_their_change() {
 #[test]
 fn a_bundle_is_committed_only_when_nothing_was_refused() {
     let mut session = up();
-    session.apply(BatchId(1), true, adds(2));
+    session.apply(BatchId(1), true, adds(2), Vec::new());
     let open = [(CONTROL, 5), (ADD, 2), (ADD, 3), (BARRIER, 4)];
     assert_eq!(sent(&mut session), open);
     barrier_reply(&mut session, 4);
@@ -167,7 +167,7 @@ fn a_bundle_is_committed_only_when_nothing_was_refused() {
         .unwrap();
     assert_eq!(events(&mut session), [ok(1)]);
 
-    session.apply(BatchId(2), true, adds(2));
+    session.apply(BatchId(2), true, adds(2), Vec::new());
     sent(&mut session);
     table_full(&mut session, 8);
     barrier_reply(&mut session, 9);
@@ -184,7 +184,7 @@ fn a_bundle_is_committed_only_when_nothing_was_refused() {
 #[test]
 fn a_failed_commit_is_the_result_even_without_a_change_to_blame() {
     let mut session = up();
-    session.apply(BatchId(1), true, adds(2));
+    session.apply(BatchId(1), true, adds(2), Vec::new());
     barrier_reply(&mut session, 4);
     let error = message(wire::OFPT_ERROR, 6, &[0, 17, 0, 14]);
     session.receive(&error, START).unwrap();
@@ -195,10 +195,10 @@ fn a_failed_commit_is_the_result_even_without_a_change_to_blame() {
 #[test]
 fn what_follows_an_atomic_batch_waits_for_its_decision() {
     let mut session = up();
-    session.apply(BatchId(1), true, adds(2));
+    session.apply(BatchId(1), true, adds(2), Vec::new());
     sent(&mut session);
-    session.apply(BatchId(2), false, adds(1));
-    session.apply(BatchId(3), true, adds(2));
+    session.apply(BatchId(2), false, adds(1), Vec::new());
+    session.apply(BatchId(3), true, adds(2), Vec::new());
     session.ask(FlowQuestion::Dump);
     assert_eq!(sent(&mut session), []);
     barrier_reply(&mut session, 4);
@@ -233,11 +233,11 @@ fn a_change_that_cannot_be_encoded_stops_an_atomic_batch() {
     };
     let text = "there is no register 16; Open vSwitch has 16";
     let mut session = up();
-    session.apply(BatchId(1), true, impossible());
+    session.apply(BatchId(1), true, impossible(), Vec::new());
     assert_eq!(sent(&mut session), []);
     assert_eq!(events(&mut session), [failed(1, 1, text)]);
 
-    session.apply(BatchId(2), false, impossible());
+    session.apply(BatchId(2), false, impossible(), Vec::new());
     let sent = sent(&mut session);
     let kinds: Vec<_> = sent.iter().map(|(kind, _)| *kind).collect();
     assert_eq!(kinds, [MOD, MOD, BARRIER]);
@@ -254,9 +254,14 @@ fn a_renewal_goes_to_every_table_that_may_hold_our_flows() {
     };
     let mut session = up();
     session.monitor_tables(BTreeSet::from([51]));
-    session.apply(BatchId(1), false, adds(1));
+    session.apply(BatchId(1), false, adds(1), Vec::new());
     sent(&mut session);
-    session.apply(BatchId(2), false, vec![FlowChange::Renew(body(1))]);
+    session.apply(
+        BatchId(2),
+        false,
+        vec![FlowChange::Renew(body(1))],
+        Vec::new(),
+    );
     let mut output = BytesMut::new();
     session.transmit(&mut output);
     let first = Message::split(&mut output).unwrap().unwrap();
@@ -307,9 +312,9 @@ fn echoes_of_the_switch_are_answered_with_their_data() {
 #[test]
 fn closing_answers_every_batch() {
     let mut session = up();
-    session.apply(BatchId(1), false, adds(1));
-    session.apply(BatchId(2), true, adds(2));
-    session.apply(BatchId(3), false, adds(1));
+    session.apply(BatchId(1), false, adds(1), Vec::new());
+    session.apply(BatchId(2), true, adds(2), Vec::new());
+    session.apply(BatchId(3), false, adds(1), Vec::new());
     session.close();
     let lost = |batch| Event::Applied {
         batch: BatchId(batch),
@@ -322,10 +327,10 @@ fn closing_answers_every_batch() {
 fn there_are_limits() {
     let mut session = up();
     for batch in 0..BATCHES_MAX {
-        session.apply(BatchId(batch as u64), false, Vec::new());
+        session.apply(BatchId(batch as u64), false, Vec::new(), Vec::new());
     }
     assert_eq!(events(&mut session), []);
-    session.apply(BatchId(9999), false, Vec::new());
+    session.apply(BatchId(9999), false, Vec::new(), Vec::new());
     let text = format!("{BATCHES_MAX} batches are outstanding");
     assert_eq!(events(&mut session), [failed(9999, 0, &text)]);
 
@@ -508,7 +513,7 @@ proptest! {
             }
         }
         let mut session = up();
-        session.apply(BatchId(1), true, adds(2));
+        session.apply(BatchId(1), true, adds(2), Vec::new());
         // Whatever xid the recording has, something is waiting for it.
         session.ask(FlowQuestion::Find((0..40).collect()));
         barrier_reply(&mut session, 4);
@@ -541,7 +546,7 @@ fn counted(batch: Option<u64>, cookies: &[u32]) -> Event {
 #[test]
 fn a_batch_counts_behind_its_changes_and_before_its_barrier() {
     let mut session = up();
-    session.apply_and_count(BatchId(1), adds(1), vec![7, 8]);
+    session.apply(BatchId(1), false, adds(1), vec![7, 8]);
     assert_eq!(
         sent(&mut session),
         [(MOD, 2), (MULTIPART, 7), (MULTIPART, 8), (BARRIER, 3)]
@@ -557,7 +562,7 @@ fn a_batch_counts_behind_its_changes_and_before_its_barrier() {
 #[test]
 fn a_count_that_is_refused_is_not_told() {
     let mut session = up();
-    session.apply_and_count(BatchId(1), adds(1), vec![7, 8]);
+    session.apply(BatchId(1), false, adds(1), vec![7, 8]);
     table_full(&mut session, 7);
     count_reply(&mut session, 8);
     barrier_reply(&mut session, 3);
@@ -569,7 +574,7 @@ fn with_too_many_questions_a_batch_goes_without_its_count() {
     let mut session = up();
     session.ask(FlowQuestion::Count((0..REQUESTS_MAX as u32).collect()));
     assert_eq!(sent(&mut session).len(), REQUESTS_MAX);
-    session.apply_and_count(BatchId(1), adds(1), vec![7]);
+    session.apply(BatchId(1), false, adds(1), vec![7]);
     let kinds: Vec<_> = sent(&mut session).iter().map(|(kind, _)| *kind).collect();
     assert_eq!(kinds, [MOD, BARRIER]);
 }

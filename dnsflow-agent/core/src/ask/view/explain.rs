@@ -76,12 +76,7 @@ impl FromStr for Target {
 /// Parses `443`, `53/udp`.
 fn transport(text: &str) -> Option<Transport> {
     let (port, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
-    let protocol = match protocol {
-        "tcp" => Protocol::Tcp,
-        "udp" => Protocol::Udp,
-        "sctp" => Protocol::Sctp,
-        _ => return None,
-    };
+    let protocol = Protocol::of_name(protocol)?;
     let port = port.parse().ok().filter(|port| *port > 0)?;
     Some(Transport {
         protocol,

@@ -215,7 +215,7 @@ where
 }
 
 /// An EgressFirewall beside the ACLs in the NB database: whether they are made of it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Judgement {
     rules: Arc<[Rule]>,
     /// The ACLs that are not those of the rules at their indices.
@@ -278,7 +278,7 @@ impl OfName {
 }
 
 /// The rules of a namespace beside OVN's rows.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Pairing {
     namespace: String,
     /// Whether names stand for their sub-domains, where the EgressFirewall does not say.
@@ -312,25 +312,7 @@ impl Pairing {
         Self {
             namespace: namespace.to_owned(),
             subdomains,
-            firewall: Firewall::default(),
-            is_dry_run: false,
-            rows: BTreeMap::new(),
-            rows_by_index: BTreeMap::new(),
-            rows_by_address_set: HashMap::new(),
-            denying: BTreeSet::new(),
-            denials: 0,
-            denials_by_name: 0,
-            rules_by_address_set: HashMap::new(),
-            names: HashMap::new(),
-            judgements: vec![Judgement {
-                rules: Arc::new([]),
-                wrong: BTreeSet::new(),
-                missing: BTreeSet::new(),
-            }],
-            rules: NamespaceRules::default(),
-            touched: Touched::default(),
-            #[cfg(test)]
-            work: 0,
+            ..Self::default()
         }
     }
 
@@ -804,14 +786,7 @@ impl Pairing {
         let known = known.rposition(|one| Arc::ptr_eq(&one.rules, rules));
         let at = known.unwrap_or_else(|| {
             // Only what is not the same as in the one before is looked at.
-            let mut new = match self.judgements.last() {
-                Some(last) => last.clone(),
-                None => Judgement {
-                    rules: Arc::new([]),
-                    wrong: BTreeSet::new(),
-                    missing: BTreeSet::new(),
-                },
-            };
+            let mut new = self.judgements.last().cloned().unwrap_or_default();
             let before = std::mem::replace(&mut new.rules, Arc::clone(rules));
             for index in differing(&before, rules) {
                 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Action, Addresses, Ends, FlowBody, FlowKey, InstalledFlow, Masked, Match, Protocol};
+use super::{Action, Addresses, Ends, FlowBody, FlowKey, InstalledFlow, Masked, Match};
 
 /// A flow that was found in the switch, with its cookie, the packets that it has matched, and its match.
 pub fn installed(flow: &InstalledFlow) -> String {
@@ -54,15 +54,11 @@ fn write_match(text: &mut String, matches: &Match) {
         transport,
     } = matches;
     let protocol = transport.map(|transport| transport.protocol);
-    let protocol = match (protocol, ends.src().is_ipv6()) {
-        (None, false) => "ip",
-        (None, true) => "ipv6",
-        (Some(Protocol::Tcp), false) => "tcp",
-        (Some(Protocol::Tcp), true) => "tcp6",
-        (Some(Protocol::Udp), false) => "udp",
-        (Some(Protocol::Udp), true) => "udp6",
-        (Some(Protocol::Sctp), false) => "sctp",
-        (Some(Protocol::Sctp), true) => "sctp6",
+    let (protocol, version) = match (protocol, ends.src().is_ipv6()) {
+        (None, false) => ("ip", ""),
+        (None, true) => ("ipv6", ""),
+        (Some(protocol), false) => (protocol.name(), ""),
+        (Some(protocol), true) => (protocol.name(), "6"),
     };
     // ovs-ofctl writes these before the protocol.
     if let Ends::Group {
@@ -78,7 +74,7 @@ fn write_match(text: &mut String, matches: &Match) {
         };
         let _ = write!(text, ",pkt_mark={}{state}", masked(*mark));
     }
-    let _ = write!(text, ",{protocol}");
+    let _ = write!(text, ",{protocol}{version}");
     for (register, bits) in registers.iter() {
         let _ = write!(text, ",reg{register}={}", masked(*bits));
     }

@@ -46,12 +46,14 @@ fn what_lasts_is_said_once_an_hour() {
 
 #[test]
 fn a_pod_is_told_of_once_until_its_interface_fails_again() {
-    let notice = |uid: &str| Notice::NotAttached {
-        pod: PodRef {
+    let notice = |uid: &str| Notice::One {
+        namespace: "ns1".into(),
+        about: About::Pod(PodRef {
             namespace: "ns1".into(),
             name: "web-0".into(),
             uid: Some(uid.into()),
-        },
+        }),
+        reason: "NotAttached",
         note: "no such device".into(),
     };
     let mut ledger = Ledger::default();
@@ -125,9 +127,10 @@ fn failures_are_tried_again_at_growing_distances() {
 #[test]
 fn a_limit_is_told_each_time_it_is_met_but_not_twice_while_it_waits() {
     let mut ledger = Ledger::default();
-    let limit = || Notice::Limit {
+    let limit = || Notice::One {
         namespace: "ns1".into(),
-        name: "a.example".into(),
+        about: About::Name("a.example".into()),
+        reason: "LimitReached",
         note: "too many".into(),
     };
     ledger.take(limit(), at(0), NONE);
@@ -152,9 +155,10 @@ fn what_does_not_fit_is_counted() {
 #[test]
 fn no_namespace_fills_the_ledger_of_all() {
     let mut ledger = Ledger::default();
-    let limit = |namespace: String, number: usize| Notice::Limit {
+    let limit = |namespace: String, number: usize| Notice::One {
         namespace,
-        name: format!("n{number}.example"),
+        about: About::Name(format!("n{number}.example")),
+        reason: "LimitReached",
         note: format!("too many {number}"),
     };
     for namespace in 0..ENTRIES_MAX / ENTRIES_PER_NAMESPACE_MAX {
@@ -205,8 +209,10 @@ fn the_same_words_have_the_same_hash_everywhere() {
 
 #[test]
 fn of_denied_connections_one_an_hour_is_told() {
-    let denied = |namespace: &str, note: &str| Notice::Denied {
+    let denied = |namespace: &str, note: &str| Notice::One {
         namespace: namespace.into(),
+        about: About::Denials,
+        reason: "ConnectionDenied",
         note: note.into(),
     };
     let mut ledger = Ledger::default();

@@ -66,7 +66,7 @@ fn a_refused_bundle() {
         ..body()
     };
     let act = |session: &mut Session, act: usize| match act {
-        0 => session.apply(BatchId(1), false, vec![add(key(46, 1))]),
+        0 => session.apply(BatchId(1), false, vec![add(key(46, 1))], Vec::new()),
         1 => {
             let changes = vec![
                 add(key(46, 2)),
@@ -74,7 +74,7 @@ fn a_refused_bundle() {
                 delete(key(46, 1)),
                 FlowChange::Add(key(46, 99), refused.clone()),
             ];
-            session.apply(BatchId(2), true, changes);
+            session.apply(BatchId(2), true, changes, Vec::new());
         }
         _ => session.ask(FlowQuestion::Dump),
     };
@@ -96,7 +96,12 @@ fn a_refused_bundle() {
 #[test]
 fn a_bundle_that_fails_when_it_is_committed() {
     let act = |session: &mut Session, act: usize| match act {
-        0 => session.apply(BatchId(1), true, vec![add(key(46, 1)), add(key(46, 2))]),
+        0 => session.apply(
+            BatchId(1),
+            true,
+            vec![add(key(46, 1)), add(key(46, 2))],
+            Vec::new(),
+        ),
         _ => session.ask(FlowQuestion::Dump),
     };
     assert_eq!(
@@ -118,13 +123,23 @@ fn the_flow_monitor() {
     for chunk in (1..200).chain([usize::MAX]) {
         let act = |session: &mut Session, act: usize| match act {
             0 => session.monitor_tables(BTreeSet::from([46])),
-            1 => session.apply(BatchId(1), true, (1..=4).map(|n| add(key(46, n))).collect()),
-            2 => session.apply(BatchId(2), false, vec![add(key(47, 1))]),
-            3 => session.apply(BatchId(3), false, vec![FlowChange::Renew(body())]),
-            4 => session.apply(BatchId(4), false, vec![delete(key(46, 1))]),
+            1 => session.apply(
+                BatchId(1),
+                true,
+                (1..=4).map(|n| add(key(46, n))).collect(),
+                Vec::new(),
+            ),
+            2 => session.apply(BatchId(2), false, vec![add(key(47, 1))], Vec::new()),
+            3 => session.apply(
+                BatchId(3),
+                false,
+                vec![FlowChange::Renew(body())],
+                Vec::new(),
+            ),
+            4 => session.apply(BatchId(4), false, vec![delete(key(46, 1))], Vec::new()),
             5 | 6 | 9 => session.ask(FlowQuestion::Dump),
             7 => session.monitor_tables(BTreeSet::from([47])),
-            8 => session.apply(BatchId(5), false, vec![add(key(47, 9))]),
+            8 => session.apply(BatchId(5), false, vec![add(key(47, 9))], Vec::new()),
             other => panic!("act {other}"),
         };
         let lost = |key, reason| Event::FlowLost {

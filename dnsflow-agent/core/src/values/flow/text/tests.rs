@@ -1,7 +1,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::*;
-use crate::values::flow::{Cookie, Transport};
+use crate::values::flow::{Cookie, Protocol, Transport};
 
 fn key(transport: Option<Transport>, src: &str, dst: &str) -> FlowKey {
     let address = |text: &str| text.parse().expect("an address");
