@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::{
-    capture::{Aside, Told},
+    capture::{Aside, AsideRecord},
     clock::now,
     inquiries::Inquiries,
     journal::Journal,
@@ -177,8 +177,8 @@ pub(crate) async fn watch(
         {
             let mut attempts = heard.lock();
             aside.drain(RECORDS_PER_TURN, |told| match told {
-                Told::Answer(frame) => attempts.hear(frame, now()),
-                Told::Attempt(attempt) => tried.push((attempt, attempts.heard(&attempt))),
+                AsideRecord::Answer(frame) => attempts.hear(frame, now()),
+                AsideRecord::Attempt(attempt) => tried.push((attempt, attempts.heard(&attempt))),
             });
         }
         for some in tried.chunks(JUDGED_AT_ONCE) {

@@ -17,9 +17,9 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{CaptureError, Drained, program::take_map, records};
 
-/// One thing that the programs told.
+/// A record of the ring buffer `ASIDE`.
 #[derive(Clone, Copy, Debug)]
-pub enum Told<'a> {
+pub enum AsideRecord<'a> {
     /// A pod tries to connect somewhere.
     Attempt(Attempt),
     /// A pod got this answer. No rule mentions its name.
@@ -48,7 +48,7 @@ impl Aside {
     }
 
     /// Hands at most `limit` records to `each`, oldest first.
-    pub fn drain(&mut self, limit: usize, mut each: impl FnMut(Told<'_>)) -> Drained {
+    pub fn drain(&mut self, limit: usize, mut each: impl FnMut(AsideRecord<'_>)) -> Drained {
         for _ in 0..limit {
             let Some(item) = self.0.next() else {
                 return Drained::Empty;
@@ -61,15 +61,17 @@ impl Aside {
     }
 }
 
-fn told(record: record::Aside<'_>) -> Option<Told<'_>> {
+fn told(record: record::Aside<'_>) -> Option<AsideRecord<'_>> {
     match record {
-        record::Aside::Answer(answer) => Some(Told::Answer(records::frame(answer)?)),
-        record::Aside::Attempt(record::Attempt { header, key }) => Some(Told::Attempt(Attempt {
-            ifindex: key.ifindex,
-            protocol: Protocol::of_number(key.protocol)?,
-            address: key.dst(),
-            port: key.dst_port,
-            at: Timestamp::from_nanos(header.captured_at_ns),
-        })),
+        record::Aside::Answer(answer) => Some(AsideRecord::Answer(records::frame(answer)?)),
+        record::Aside::Attempt(record::Attempt { header, key }) => {
+            Some(AsideRecord::Attempt(Attempt {
+                ifindex: key.ifindex,
+                protocol: Protocol::of_number(key.protocol)?,
+                address: key.dst(),
+                port: key.dst_port,
+                at: Timestamp::from_nanos(header.captured_at_ns),
+            }))
+        }
     }
 }

@@ -40,7 +40,7 @@ use pins::Pins;
 use program::take_map;
 
 pub use self::{
-    aside::{Aside, Told},
+    aside::{Aside, AsideRecord},
     attacher::Attacher,
     attachments::{Attach, AttachError, Attachments},
     counters::ProgramCounters,

@@ -179,7 +179,7 @@ fn sustain(
     let numbers = stage.fresh(count);
     let first = numbers.start;
     let vswitchd = stage.lab.daemon(Daemon::Vswitchd)?;
-    let earlier = Told::of(stage)?;
+    let earlier = Answered::of(stage)?;
     let before = (cpu(agent.pid())?, cpu(vswitchd)?);
     let start = Instant::now();
     let (mut sent, mut answered) = (0, 0);
@@ -199,11 +199,11 @@ fn sustain(
     // The last barriers.
     thread::sleep(2 * LATE);
     let after = (cpu(agent.pid())?, cpu(vswitchd)?);
-    let Told {
+    let Answered {
         account,
         frames,
         activations,
-    } = Told::of(stage)?.since(&earlier);
+    } = Answered::of(stage)?.since(&earlier);
     let activation = activations.activation().context("no answer was opened")?;
     let lost = account.losses();
     let failed = if !lost.is_empty() {
@@ -244,13 +244,13 @@ fn sustain(
 
 /// What the agent's metrics say. They only grow.
 #[derive(Debug)]
-struct Told {
+struct Answered {
     account: Account,
     frames: u64,
     activations: Histogram,
 }
 
-impl Told {
+impl Answered {
     /// All that has happened by now.
     fn of(stage: &Stage<'_>) -> Result<Self> {
         thread::sleep(METRICS_AGE);

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, pin::pin, time::Duration};
 
-use dnsflow_agent::capture::{Aside, Drained, INGRESS, LeftOut, Options, Told};
+use dnsflow_agent::capture::{Aside, AsideRecord, Drained, INGRESS, LeftOut, Options};
 use dnsflow_common::{
     Reason,
     record::{ASIDE_BYTES, ASIDE_UNREAD_MAX, ATTEMPT_AGAIN_NS, ATTEMPT_BURST, RecordHeader},
@@ -52,14 +52,14 @@ fn watched() -> Option<Loaded> {
 fn told(aside: &mut Aside) -> (Vec<(u32, Protocol, SocketAddr)>, usize) {
     let (mut attempts, mut answers) = (Vec::new(), 0);
     let drained = aside.drain(usize::MAX, |told| match told {
-        Told::Attempt(Attempt {
+        AsideRecord::Attempt(Attempt {
             ifindex,
             protocol,
             address,
             port,
             at: _,
         }) => attempts.push((ifindex, protocol, (address, port).into())),
-        Told::Answer(_) => answers += 1,
+        AsideRecord::Answer(_) => answers += 1,
     });
     assert_eq!(drained, Drained::Empty);
     (attempts, answers)

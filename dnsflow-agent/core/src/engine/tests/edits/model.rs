@@ -89,7 +89,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// What the pod was told.
 #[derive(Clone, Copy, Debug)]
-struct Told {
+struct Answered {
     at: Timestamp,
     /// Whether the present agent knows of it.
     is_known: bool,
@@ -103,7 +103,7 @@ type Flow = (String, u16);
 struct Model {
     rules: Vec<Rule>,
     /// By name and address.
-    told: BTreeMap<(usize, u8), Told>,
+    told: BTreeMap<(usize, u8), Answered>,
     /// Flows whose names the present agent cannot know, and whose rule may have been edited while no agent ran.
     excused: BTreeSet<Flow>,
 }
@@ -138,7 +138,7 @@ fn flows(node: &Node) -> BTreeSet<Flow> {
 impl Model {
     /// What no rule mentions is deferred in the kernel, until a rule does.
     fn tell(&mut self, name: usize, host: u8, is_mentioned: bool, now: Timestamp) {
-        let told = Told {
+        let told = Answered {
             at: now,
             is_known: is_mentioned,
             is_always_allowed: allowing(&self.rules, NAMES[name]).is_some(),
