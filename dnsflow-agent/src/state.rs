@@ -29,8 +29,9 @@ use std::{
 };
 
 use dnsflow_core::{
-    cache::snapshot::{SavedEntry, SavedName},
-    values::name::DomainName,
+    cache::snapshot::{Saved, SavedEntry, SavedName, SavedPart, SavedRules},
+    policy::rules::NamePattern,
+    values::{firewall::RuleAction, name::DomainName},
 };
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +69,8 @@ struct Head {
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
+    /// The rules in force in a namespace: name, pattern, action and priority.
+    Rules(String, Vec<(String, NamePattern, RuleAction, u16)>),
     /// The next name in presentation format. Names have the numbers 0, 1, and so on.
     Name(String),
     /// The next name in wire format, as hexadecimal digits: one whose presentation format has escapes.
@@ -194,9 +197,12 @@ impl Writing {
         Ok(writing)
     }
 
-    /// Writes some of the entries.
-    pub fn add(&mut self, entries: &[SavedEntry]) -> Result<(), StateError> {
-        let written = entries.iter().try_for_each(|entry| self.entry(entry));
+    /// Writes a part.
+    pub fn add(&mut self, part: &SavedPart) -> Result<(), StateError> {
+        let written = match part {
+            SavedPart::Rules(rules) => rules.iter().try_for_each(|rules| self.rules(rules)),
+            SavedPart::Entries(entries) => entries.iter().try_for_each(|entry| self.entry(entry)),
+        };
         written.map_err(io_error("write", &self.path))
     }
 
@@ -206,6 +212,14 @@ impl Writing {
         let file = written.and_then(|()| Ok(self.file.into_inner()?));
         let replaced = file.and_then(|file| self.directory.replace(FILE, &file));
         replaced.map_err(io_error("write", &self.path))
+    }
+
+    fn rules(&mut self, rules: &SavedRules) -> io::Result<()> {
+        let SavedRules { namespace, rules } = rules;
+        let rules = rules.iter().map(|((name, pattern, action), priority)| {
+            (name.to_string(), *pattern, *action, *priority)
+        });
+        self.line(&Line::Rules(namespace.to_string(), rules.collect()))
     }
 
     fn entry(&mut self, entry: &SavedEntry) -> io::Result<()> {
@@ -256,26 +270,26 @@ impl Writing {
 }
 
 /// Reads the snapshot in `dir`. Returns nothing if there is none.
-pub fn load(dir: &Path) -> Result<Vec<SavedEntry>, StateError> {
+pub fn load(dir: &Path) -> Result<Saved, StateError> {
     let Some(directory) = open(dir)? else {
-        return Ok(Vec::new());
+        return Ok(Saved::default());
     };
     let set_aside = |reason| set_aside(&directory, dir, reason);
     let file = match directory.file(FILE, SIZE_MAX) {
         Ok(Ok(file)) => file,
         Ok(Err(len)) => return Err(set_aside(format!("{len} bytes"))?),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Saved::default()),
         Err(error) => return Err(io_error("read", &dir.join(FILE))(error)),
     };
     let mut failed = None;
     let lines = BufReader::new(file).split(b'\n');
     let lines = lines.map_while(|line| line.map_err(|error| failed = Some(error)).ok());
-    let entries = parse(lines, wall_clock_s());
+    let saved = parse(lines, wall_clock_s());
     if let Some(error) = failed {
         return Err(io_error("read", &dir.join(FILE))(error));
     }
-    match entries {
-        Ok(entries) => Ok(entries),
+    match saved {
+        Ok(saved) => Ok(saved),
         Err(reason) => Err(set_aside(reason)?),
     }
 }
@@ -315,8 +329,8 @@ fn set_aside(directory: &Directory, dir: &Path, reason: String) -> Result<StateE
     })
 }
 
-/// The entries of these lines at this time of the wall clock, or why they are not usable.
-fn parse(mut lines: impl Iterator<Item = Vec<u8>>, now_s: u64) -> Result<Vec<SavedEntry>, String> {
+/// The snapshot in these lines at this time of the wall clock, or why they are not usable.
+fn parse(mut lines: impl Iterator<Item = Vec<u8>>, now_s: u64) -> Result<Saved, String> {
     let first = lines.next().unwrap_or_default();
     let Version { version } = of_json(&first)?;
     match version {
@@ -335,7 +349,11 @@ fn parse(mut lines: impl Iterator<Item = Vec<u8>>, now_s: u64) -> Result<Vec<Sav
             } = of_json(&first)?;
             let age_s = now_s.saturating_sub(saved_at_s);
             let entries = entries.into_iter();
-            entries.map(|entry| entry_before(entry, age_s)).collect()
+            let entries = entries.map(|entry| entry_before(entry, age_s));
+            Ok(Saved {
+                entries: entries.collect::<Result<_, _>>()?,
+                ..Saved::default()
+            })
         }
         other => Err(format!("version {other} instead of {VERSION}")),
     }
@@ -351,6 +369,7 @@ struct Reading {
     age_s: u64,
     names: Vec<DomainName>,
     whose: Option<Whose>,
+    rules: Vec<SavedRules>,
     entries: Vec<SavedEntry>,
     is_whole: bool,
 }
@@ -361,6 +380,7 @@ impl Reading {
             age_s,
             names: Vec::new(),
             whose: None,
+            rules: Vec::new(),
             entries: Vec::new(),
             is_whole: false,
         }
@@ -371,6 +391,15 @@ impl Reading {
             return Err("there is something behind the end".into());
         }
         match line {
+            Line::Rules(namespace, rules) => {
+                let rules = rules.into_iter().map(|(name, pattern, action, priority)| {
+                    Ok(((name_of(&name)?, pattern, action), priority))
+                });
+                self.rules.push(SavedRules {
+                    namespace: namespace.into(),
+                    rules: rules.collect::<Result<_, String>>()?,
+                });
+            }
             Line::Name(text) => self.names.push(name_of(&text)?),
             Line::Wire(digits) => {
                 let name = of_wire(&digits);
@@ -406,9 +435,12 @@ impl Reading {
         })
     }
 
-    fn end(self) -> Result<Vec<SavedEntry>, String> {
+    fn end(self) -> Result<Saved, String> {
         match self.is_whole {
-            true => Ok(self.entries),
+            true => Ok(Saved {
+                rules: self.rules,
+                entries: self.entries,
+            }),
             false => Err("entries are missing".into()),
         }
     }

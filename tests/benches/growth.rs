@@ -525,7 +525,7 @@ impl Stage {
     fn restart(&mut self) -> Duration {
         let mut snapshot = Snapshot::begin(self.node.now);
         let parts = std::iter::from_fn(|| self.node.engine.next_part(&mut snapshot));
-        let saved = parts.flatten().collect();
+        let saved = parts.collect();
         self.node.engine = Engine::new(config());
         let flows = self.node.switch.len();
         let time = self.time(|stage| {

@@ -26,8 +26,8 @@ use crate::{
     policy::{
         Mention, Policy,
         plan::{
-            Basis, FormerFlows, ManyNames, MatchedRules, Plan, Planner, PortFacts, Room, in_order,
-            keys_of, matched_by_any,
+            Basis, FormerFlows, ManyNames, MatchedRules, Plan, Planner, PortFacts, Room,
+            RuleInPlace, in_order, keys_of, matched_by_any,
         },
         refused::{ChangedNetworks, Recheck, Refusal, Refused, RefusedAddresses},
         rules::ChangedRules,
@@ -428,6 +428,8 @@ impl Access<'_> {
         let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
         let released = self.released(now);
         let policy = self.policy;
+        let namespace = policy.namespace_of_rules(&port.row);
+        let former_rules = namespace.and_then(|namespace| self.cache.former_rules(namespace));
         let version = || policy.rules_version(&port.row);
         let mut opens = false;
         for address in addresses {
@@ -445,6 +447,7 @@ impl Access<'_> {
                         address,
                         room,
                         version: &version,
+                        former_rules: former_rules.as_deref(),
                         further: None,
                         may_stay: false,
                         now,
@@ -855,6 +858,8 @@ struct Planning<'a> {
     room: Room,
     /// Gives another number when the rules for the port may be others.
     version: &'a dyn Fn() -> u64,
+    /// The rules that an earlier run has saved, if the address may have flows of that run.
+    former_rules: Option<&'a [RuleInPlace]>,
     /// The rules of the name that has come since the last plan, if one has.
     further: Option<&'a MatchedRules>,
     /// Whether nothing else has changed since then.
@@ -874,6 +879,7 @@ fn plan(
         address,
         room,
         version,
+        former_rules,
         further,
         may_stay,
         now,
@@ -908,7 +914,7 @@ fn plan(
     if let Some(adopted) = &mut entry.adopted {
         let former = FormerFlows {
             found: &adopted.flows,
-            rules: adopted.rules.as_deref(),
+            rules: adopted.rules.as_deref().or(former_rules),
             denials_only: entry.is_refused || adopted.is_late(now),
             whole: match is_cut {
                 true => &[],

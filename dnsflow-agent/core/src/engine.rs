@@ -22,7 +22,7 @@ use crate::{
     ask::view::View,
     cache::{
         Cache,
-        snapshot::{SavedEntry, Snapshot},
+        snapshot::{Saved, SavedPart, SavedRules, Snapshot},
     },
     dns::{
         Answer, Response,
@@ -63,7 +63,7 @@ use crate::{
     values::{
         flow::FlowKey,
         ids::PortId,
-        limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S},
+        limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S, SAVED_RULES_MAX},
         resolver::Resolver,
     },
 };
@@ -550,7 +550,7 @@ impl Engine {
     // What outlives the agent.
 
     /// Takes over the snapshot of an earlier run, before any other input.
-    pub fn load_snapshot(&mut self, saved: Vec<SavedEntry>, now: Timestamp) {
+    pub fn load_snapshot(&mut self, saved: Saved, now: Timestamp) {
         self.told.cache.load_snapshot(saved, now);
     }
 
@@ -559,17 +559,51 @@ impl Engine {
         self.told.cache.version()
     }
 
-    /// The next part of a snapshot of the names that pods were told: those of one port. `None` if it has all of them.
-    pub fn next_part(&self, snapshot: &mut Snapshot) -> Option<Vec<SavedEntry>> {
-        self.told.cache.next_part(&self.ports, snapshot)
+    /// The next part of a snapshot: the rules of all namespaces with pods, then the names of one port after another. `None`
+    /// if it has all of them.
+    pub fn next_part(&self, snapshot: &mut Snapshot) -> Option<SavedPart> {
+        if !std::mem::replace(&mut snapshot.has_rules, true) {
+            return Some(SavedPart::Rules(self.rules_to_save()));
+        }
+        let entries = self.told.cache.next_part(&self.ports, snapshot)?;
+        Some(SavedPart::Entries(entries))
+    }
+
+    /// The rules in force. While flows of an earlier run may be adopted, those of that run.
+    fn rules_to_save(&self) -> Vec<SavedRules> {
+        if !self.switch.has_adopted() {
+            return self.told.cache.saved_rules();
+        }
+        let mut rules = BTreeMap::new();
+        let mut count = 0;
+        for (_, port) in self.ports.iter() {
+            if let Some(namespace) = self.policy.namespace_of_rules(&port.row)
+                && !rules.contains_key(namespace)
+                && count + self.policy.count_in_place(&port.row) <= SAVED_RULES_MAX
+            {
+                let in_place = self.policy.rules_in_place(&port.row);
+                count += in_place.len();
+                rules.insert(namespace, in_place);
+            }
+        }
+        let rules = rules.into_iter().map(|(namespace, rules)| SavedRules {
+            namespace: namespace.into(),
+            rules,
+        });
+        rules.collect()
     }
 
     /// A whole snapshot.
     #[cfg(test)]
-    pub(crate) fn snapshot(&self, now: Timestamp) -> Vec<SavedEntry> {
+    pub(crate) fn saved(&self, now: Timestamp) -> Saved {
         let mut snapshot = Snapshot::begin(now);
-        let parts = std::iter::from_fn(|| self.next_part(&mut snapshot));
-        parts.flatten().collect()
+        std::iter::from_fn(|| self.next_part(&mut snapshot)).collect()
+    }
+
+    /// Its entries.
+    #[cfg(test)]
+    pub(crate) fn snapshot(&self, now: Timestamp) -> Vec<crate::cache::snapshot::SavedEntry> {
+        self.saved(now).entries
     }
 
     /// How many flows should be in the switch.

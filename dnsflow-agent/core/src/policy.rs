@@ -29,7 +29,7 @@ use crate::{
     policy::{
         firewalls::Firewalls,
         local::Local,
-        plan::PortFacts,
+        plan::{PortFacts, RuleInPlace},
         problems::Problems,
         rules::{
             AlikeNames, ChangedRules, Problem, RuleSet, is_dry_run, pairing::PairingChanges,
@@ -407,6 +407,24 @@ impl Policy {
     /// The port groups that the port of an interface is in.
     fn groups(&self, row: &Interface) -> impl Iterator<Item = &str> {
         self.ovn.groups_of(&row.iface_id)
+    }
+
+    /// How many there are of [`Policy::rules_in_place`].
+    pub(crate) fn count_in_place(&self, row: &Interface) -> usize {
+        let sets = self.sets(row);
+        let rules = sets.iter().flat_map(|set| set.rules());
+        rules.map(|rule| rule.templates.len()).sum()
+    }
+
+    /// The rules in force for a port, each with the priorities of its flows.
+    pub(crate) fn rules_in_place(&self, row: &Interface) -> Vec<RuleInPlace> {
+        let sets = self.sets(row);
+        let rules = sets.iter().flat_map(|set| set.rules());
+        let rules = rules.flat_map(|rule| {
+            let templates = rule.templates.iter();
+            templates.map(|template| (rule.text(), template.priority))
+        });
+        rules.collect()
     }
 
     /// The namespace whose rules hold for the port of an interface.

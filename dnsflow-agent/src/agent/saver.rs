@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dnsflow_core::cache::snapshot::SavedEntry;
+use dnsflow_core::cache::snapshot::SavedPart;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::warn;
 
@@ -31,8 +31,8 @@ const PARTS_MAX: usize = 1;
 enum Part {
     /// A snapshot begins, of this time of the wall clock. One that has not ended is given up.
     Begin(u64),
-    /// Some of its entries.
-    Entries(Vec<SavedEntry>),
+    /// A part of it.
+    Saved(SavedPart),
     /// It has all of its entries.
     End,
 }
@@ -76,14 +76,14 @@ impl Saver {
         drop(self.parts.reserve().await);
     }
 
-    /// Hands over the next entries that `make` has, or the end of the snapshot, if the thread takes another part. Returns
+    /// Hands over the next part that `make` has, or the end of the snapshot, if the thread takes another part. Returns
     /// whether the snapshot goes on. Never waits, and makes nothing in vain.
-    pub(super) fn go_on(&self, make: impl FnOnce() -> Option<Vec<SavedEntry>>) -> bool {
+    pub(super) fn go_on(&self, make: impl FnOnce() -> Option<SavedPart>) -> bool {
         match self.parts.try_reserve() {
             Ok(place) => {
-                let entries = make();
-                let goes_on = entries.is_some();
-                place.send(entries.map_or(Part::End, Part::Entries));
+                let saved = make();
+                let goes_on = saved.is_some();
+                place.send(saved.map_or(Part::End, Part::Saved));
                 goes_on
             }
             Err(TrySendError::Full(())) => true,
@@ -91,12 +91,12 @@ impl Saver {
         }
     }
 
-    /// Writes the last snapshot, whose entries `next` gives out, behind all others.
-    pub(super) fn end(self, next: impl FnMut() -> Option<Vec<SavedEntry>>) {
+    /// Writes the last snapshot, whose parts `next` gives out, behind all others.
+    pub(super) fn end(self, next: impl FnMut() -> Option<SavedPart>) {
         let Self { parts, runs } = self;
         let end = Instant::now() + LAST_MAX;
         let mut last = iter::once(Part::Begin(wall_clock_s()))
-            .chain(iter::from_fn(next).map(Part::Entries))
+            .chain(iter::from_fn(next).map(Part::Saved))
             .chain(iter::once(Part::End));
         let _in_time = last.all(|part| send_by(end, &parts, part));
         drop(parts);
@@ -115,13 +115,13 @@ impl Saver {
 fn write(writing: Option<Writing>, part: Part, dir: &Path) -> Result<Option<Writing>, StateError> {
     match (part, writing) {
         (Part::Begin(saved_at_s), _) => Writing::begin(dir, saved_at_s).map(Some),
-        (Part::Entries(entries), Some(mut writing)) => {
-            writing.add(&entries)?;
+        (Part::Saved(saved), Some(mut writing)) => {
+            writing.add(&saved)?;
             Ok(Some(writing))
         }
         (Part::End, Some(writing)) => writing.end().map(|()| None),
         // It has failed.
-        (Part::Entries(_) | Part::End, None) => Ok(None),
+        (Part::Saved(_) | Part::End, None) => Ok(None),
     }
 }
 
@@ -144,6 +144,8 @@ fn send_by(end: Instant, parts: &mpsc::Sender<Part>, mut part: Part) -> bool {
 mod tests {
     use std::fs;
 
+    use dnsflow_core::cache::snapshot::SavedEntry;
+
     use super::*;
     use crate::state;
 
@@ -164,11 +166,12 @@ mod tests {
             let large: Vec<_> = (0..5000).map(entry).collect();
             assert!(saver.begin());
             // Taken or not, whole or not, the last one comes behind it.
-            saver.go_on(|| Some(large));
+            saver.go_on(|| Some(SavedPart::Entries(large)));
             saver.go_on(|| None);
-            let mut rest = (0..last).map(|port| vec![entry(port)]);
+            let mut rest = (0..last).map(|port| SavedPart::Entries(vec![entry(port)]));
             saver.end(|| rest.next());
-            assert_eq!(state::load(&dir).expect("it can be read").len(), last);
+            let saved = state::load(&dir).expect("it can be read");
+            assert_eq!(saved.entries.len(), last);
         }
         fs::remove_dir_all(dir).expect("it is there");
     }

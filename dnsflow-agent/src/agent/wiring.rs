@@ -250,7 +250,7 @@ pub(super) fn engine(config: Config, state_dir: Option<&Path>) -> Engine {
     let mut engine = Engine::new(config);
     if let Some(dir) = state_dir {
         match state::load(dir) {
-            Ok(entries) => engine.load_snapshot(entries, now()),
+            Ok(saved) => engine.load_snapshot(saved, now()),
             Err(error) => warn!(%error, "the snapshot is not used"),
         }
     }

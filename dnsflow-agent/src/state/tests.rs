@@ -23,7 +23,7 @@ impl Drop for Dir {
 
 fn save(dir: &Path, entries: &[SavedEntry]) -> Result<(), StateError> {
     let mut writing = Writing::begin(dir, wall_clock_s())?;
-    writing.add(entries)?;
+    writing.add(&SavedPart::Entries(entries.to_vec()))?;
     writing.end()
 }
 
@@ -49,11 +49,11 @@ fn entries() -> Vec<SavedEntry> {
 #[test]
 fn what_is_saved_comes_back() {
     let dir = Dir::new("back");
-    assert_eq!(load(&dir.0).expect("nothing"), []);
+    assert_eq!(load(&dir.0).expect("nothing").entries, []);
     let mut entries = entries();
     entries[0].names[1].is_denied = true;
     save(&dir.0, &entries).expect("saved");
-    let mut back = load(&dir.0).expect("loaded");
+    let mut back = load(&dir.0).expect("loaded").entries;
     for name in &mut back[0].names {
         // A second may have passed.
         for (rest, saved_s) in [(&mut name.rest, 3000), (&mut name.deny_rest, 3500)] {
@@ -63,7 +63,7 @@ fn what_is_saved_comes_back() {
     }
     assert_eq!(back, entries);
     remove(&dir.0).expect("removed");
-    assert_eq!(load(&dir.0).expect("nothing"), []);
+    assert_eq!(load(&dir.0).expect("nothing").entries, []);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn what_cannot_be_used_is_set_aside_with_the_reason() {
         let error = load(&dir.0).expect_err("unusable").to_string();
         assert!(error.contains(reason), "{error}");
         assert!(!dir.0.join(FILE).exists());
-        assert_eq!(load(&dir.0).expect("nothing"), []);
+        assert_eq!(load(&dir.0).expect("nothing").entries, []);
     }
 }
 
@@ -133,7 +133,7 @@ fn time_passes_between_runs() {
         &format!("\"saved_at_s\":{}", now - 1000),
     );
     fs::write(&path, older).expect("written");
-    let name = load(&dir.0).expect("loaded")[0].names[0].clone();
+    let name = load(&dir.0).expect("loaded").entries[0].names[0].clone();
     assert!(name.rest <= Duration::from_secs(2000), "{name:?}");
     assert!(name.deny_rest <= Duration::from_secs(2500), "{name:?}");
 }
@@ -150,7 +150,7 @@ fn a_clock_that_was_set_adds_no_time() {
     let rest = |saved_at_s: u64| {
         let [before, after] = [now, saved_at_s].map(|at| format!("\"saved_at_s\":{at}"));
         fs::write(&path, text.replace(&before, &after)).expect("written");
-        let name = load(&dir.0).expect("loaded")[0].names[0].clone();
+        let name = load(&dir.0).expect("loaded").entries[0].names[0].clone();
         (name.rest.as_secs(), name.deny_rest.as_secs())
     };
     // Set back by a year: what was left when it was saved.
@@ -171,7 +171,7 @@ fn what_the_version_before_has_saved_is_read() {
         u64::MAX,
     );
     fs::write(dir.0.join(FILE), content).expect("written");
-    assert_eq!(load(&dir.0).expect("loaded"), entries());
+    assert_eq!(load(&dir.0).expect("loaded").entries, entries());
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn each_name_is_written_once_and_an_octet_takes_two_bytes_at_most() {
         }
     }
     save(&dir.0, &entries).expect("saved");
-    assert_eq!(load(&dir.0).expect("loaded"), entries);
+    assert_eq!(load(&dir.0).expect("loaded").entries, entries);
     let text = fs::read_to_string(dir.0.join(FILE)).expect("read");
     assert_eq!(text.matches("www.example.com").count(), 1);
     assert_eq!(text.matches("ns1_p1").count(), 1);
@@ -217,12 +217,13 @@ fn until_its_end_a_snapshot_takes_the_place_of_no_other() {
     let dir = Dir::new("unfinished");
     save(&dir.0, &entries()).expect("saved");
     let mut writing = Writing::begin(&dir.0, 0).expect("begun");
-    writing.add(&[]).expect("written");
-    assert_eq!(load(&dir.0).expect("the last one").len(), 1);
+    let nothing = SavedPart::Entries(Vec::new());
+    writing.add(&nothing).expect("written");
+    assert_eq!(load(&dir.0).expect("the last one").entries.len(), 1);
     drop(writing);
-    assert_eq!(load(&dir.0).expect("the last one").len(), 1);
+    assert_eq!(load(&dir.0).expect("the last one").entries.len(), 1);
     save(&dir.0, &[]).expect("saved");
-    assert_eq!(load(&dir.0).expect("another one"), []);
+    assert_eq!(load(&dir.0).expect("another one").entries, []);
 }
 
 fn mode(path: &Path) -> u32 {
@@ -262,7 +263,7 @@ fn no_symbolic_link_is_followed() {
     let error = load(&dir.0).expect_err("a link").to_string();
     assert!(error.contains("symbolic links"), "{error}");
     save(&dir.0, &[]).expect("saved");
-    assert_eq!(load(&dir.0).expect("a file now"), []);
+    assert_eq!(load(&dir.0).expect("a file now").entries, []);
     assert_eq!(fs::read_to_string(&file).expect("read"), content);
     // Nor is the directory one, with or without a slash at the end.
     let link = dir.0.join("link");
@@ -302,4 +303,37 @@ fn what_is_no_file_is_not_waited_for() {
     made.expect("made");
     let error = load(&dir.0).expect_err("a pipe").to_string();
     assert!(error.contains("no regular file"), "{error}");
+}
+
+#[test]
+fn rules_come_back() {
+    let dir = Dir::new("rules");
+    let name = |text: &str| text.parse::<DomainName>().expect("a name");
+    let rules = vec![SavedRules {
+        namespace: "ns1".into(),
+        rules: vec![
+            (
+                (
+                    name("example.com"),
+                    NamePattern::Subdomains,
+                    RuleAction::Allow,
+                ),
+                10_000,
+            ),
+            (
+                (name("example.net"), NamePattern::OneLabel, RuleAction::Deny),
+                9999,
+            ),
+        ],
+    }];
+    let mut writing = Writing::begin(&dir.0, wall_clock_s()).expect("begun");
+    for part in [
+        SavedPart::Rules(rules.clone()),
+        SavedPart::Entries(entries()),
+    ] {
+        writing.add(&part).expect("written");
+    }
+    writing.end().expect("saved");
+    let saved = load(&dir.0).expect("loaded");
+    assert_eq!((saved.rules, saved.entries.len()), (rules, 1));
 }

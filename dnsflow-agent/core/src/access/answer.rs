@@ -367,6 +367,7 @@ impl Access<'_> {
                         address: *address,
                         room,
                         version: &version,
+                        former_rules: None,
                         further: is_news.then_some(matched),
                         may_stay: is_news && !is_again && !lacks_flows && !is_dry_run,
                         now,

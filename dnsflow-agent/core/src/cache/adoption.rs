@@ -1,6 +1,6 @@
 //! The state that outlives the agent: the flows of an earlier run, which entries adopt, and the snapshot.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     Timestamp,
@@ -8,7 +8,7 @@ use crate::{
         Cache,
         entries::{Entry, names::Term},
         ports::Key,
-        snapshot::{SavedEntry, Snapshot},
+        snapshot::{Saved, SavedEntry, SavedRules, Snapshot},
     },
     pods::ports::Ports,
     policy::plan::RuleInPlace,
@@ -50,8 +50,19 @@ pub(crate) struct FormerFlow {
 
 impl Cache {
     /// Takes over the snapshot of an earlier run.
-    pub(crate) fn load_snapshot(&mut self, saved: Vec<SavedEntry>, now: Timestamp) {
+    pub(crate) fn load_snapshot(&mut self, saved: Saved, now: Timestamp) {
         self.earlier.load(saved, now);
+    }
+
+    /// The rules of a namespace in the snapshot of an earlier run, until all of its flows have been adopted; `None` if it
+    /// does not have the namespace.
+    pub(crate) fn former_rules(&self, namespace: &str) -> Option<Arc<[RuleInPlace]>> {
+        self.earlier.rules(namespace)
+    }
+
+    /// The rules of an earlier run, as the next snapshot has them until all flows have been adopted.
+    pub(crate) fn saved_rules(&self) -> Vec<SavedRules> {
+        self.earlier.saved_rules()
     }
 
     /// Forgets the ports of an earlier run that have not come back: all ports were opened. Their pods are gone.

@@ -16,8 +16,9 @@ use crate::{
     Timestamp,
     cache::{
         entries::names::Term,
-        snapshot::{SavedEntry, Snapshot},
+        snapshot::{Saved, SavedEntry, SavedRules, Snapshot},
     },
+    policy::plan::RuleInPlace,
     values::{ids::PortId, name::DomainName},
 };
 
@@ -27,6 +28,8 @@ type SavedPorts = BTreeMap<Arc<str>, Vec<SavedEntry>>;
 /// The state of an earlier run.
 #[derive(Debug, Default)]
 pub(super) struct EarlierRun {
+    /// The rules of its namespaces.
+    rules: BTreeMap<Arc<str>, Arc<[RuleInPlace]>>,
     /// The entries of the ports that have not come yet.
     awaited: SavedPorts,
     /// When they were taken over. The time that is left for a name is counted from then on.
@@ -58,12 +61,29 @@ enum Former {
 
 impl EarlierRun {
     /// Takes over a snapshot.
-    pub(super) fn load(&mut self, saved: Vec<SavedEntry>, now: Timestamp) {
+    pub(super) fn load(&mut self, saved: Saved, now: Timestamp) {
         self.loaded_at = now;
-        for entry in saved {
+        let rules = saved.rules.into_iter();
+        let rules = rules.map(|SavedRules { namespace, rules }| (namespace, rules.into()));
+        self.rules = rules.collect();
+        for entry in saved.entries {
             let of_port = self.awaited.entry(Arc::clone(&entry.port)).or_default();
             of_port.push(entry);
         }
+    }
+
+    /// The rules of a namespace, until all flows have been adopted; `None` if the snapshot does not have the namespace.
+    pub(super) fn rules(&self, namespace: &str) -> Option<Arc<[RuleInPlace]>> {
+        self.rules.get(namespace).cloned()
+    }
+
+    /// The rules, as the next snapshot has them until all flows have been adopted.
+    pub(super) fn saved_rules(&self) -> Vec<SavedRules> {
+        let rules = self.rules.iter().map(|(namespace, rules)| SavedRules {
+            namespace: Arc::clone(namespace),
+            rules: rules.to_vec(),
+        });
+        rules.collect()
     }
 
     /// A port has come. Returns the answers to its pod: address, name and term. At most `gone_max` entries of pods
@@ -139,6 +159,7 @@ impl EarlierRun {
         self.version += u64::from(!self.gone.is_empty());
         self.gone = SavedPorts::new();
         self.is_adopted = true;
+        self.rules.clear();
     }
 
     /// Whether all flows have been adopted or removed.

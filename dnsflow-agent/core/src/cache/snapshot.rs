@@ -4,14 +4,45 @@
 //! the ends of the names; the snapshot has. It also has names whose flows could not be written yet: an agent may end
 //! before it has read all of its sources.
 //!
+//! A flow of the last seconds has no name there. So a snapshot also has the rules: a rule that has come to the place of
+//! another one since then has not opened the flow.
+//!
 //! A snapshot is given out in parts, one for each port, so it is never in memory as a whole.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use crate::{
     Timestamp,
+    policy::plan::RuleInPlace,
     values::{ids::PortId, name::DomainName},
 };
+
+/// The last snapshot of an earlier run.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Saved {
+    /// The rules of its namespaces.
+    pub rules: Vec<SavedRules>,
+    /// Its entries.
+    pub entries: Vec<SavedEntry>,
+}
+
+/// A part of a snapshot.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum SavedPart {
+    /// The rules of all namespaces with pods on the node: the first part.
+    Rules(Vec<SavedRules>),
+    /// Entries.
+    Entries(Vec<SavedEntry>),
+}
+
+/// The rules in force in a namespace.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SavedRules {
+    /// The namespace.
+    pub namespace: Arc<str>,
+    /// Its rules, each as often as its flows have priorities.
+    pub rules: Vec<RuleInPlace>,
+}
 
 /// The names of one address of one port.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -46,12 +77,27 @@ pub struct SavedName {
 pub struct Snapshot {
     /// When it was begun. The time that is left for a name is counted from then on.
     pub(crate) at: Timestamp,
+    /// Whether the rules were given out.
+    pub(crate) has_rules: bool,
     /// The last port that was given out, if any. A port that comes meanwhile has a greater number.
     pub(crate) port: Option<PortId>,
     /// The last of the ports that was given out although it has not come back yet, if any.
     pub(crate) awaited: Option<Arc<str>>,
     /// The last of the ports that was given out for a pod that is gone, if any.
     pub(crate) gone: Option<Arc<str>>,
+}
+
+impl FromIterator<SavedPart> for Saved {
+    fn from_iter<T: IntoIterator<Item = SavedPart>>(parts: T) -> Self {
+        let mut saved = Self::default();
+        for part in parts {
+            match part {
+                SavedPart::Rules(rules) => saved.rules.extend(rules),
+                SavedPart::Entries(entries) => saved.entries.extend(entries),
+            }
+        }
+        saved
+    }
 }
 
 impl SavedEntry {
@@ -77,6 +123,7 @@ impl Snapshot {
     pub fn begin(now: Timestamp) -> Self {
         Self {
             at: now,
+            has_rules: false,
             port: None,
             awaited: None,
             gone: None,

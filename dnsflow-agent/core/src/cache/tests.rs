@@ -2,7 +2,7 @@ mod check;
 
 use super::*;
 use crate::{
-    cache::snapshot::{SavedEntry, SavedName},
+    cache::snapshot::{Saved, SavedEntry, SavedName},
     switch::Switch,
     tools::deadline::Why,
 };
@@ -149,7 +149,11 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
         }],
     };
     let mut cache = Cache::new(CacheLimits::default(), None);
-    cache.load_snapshot(vec![saved("1", 1), saved("2", 2)], at(7));
+    let saved = Saved {
+        entries: vec![saved("1", 1), saved("2", 2)],
+        ..Saved::default()
+    };
+    cache.load_snapshot(saved, at(7));
     let known = cache.open(PORT, "ns1_p2", Some("2"));
     let term = Term {
         until: at(12),

@@ -38,6 +38,7 @@ use std::{
 
 use super::*;
 use crate::{
+    cache::snapshot::SavedEntry,
     io::{
         input::{BatchError, BatchId, FlowQuestion, Frame, LOGICAL_FLOW_SAMPLE_MAX},
         report::Severity,

@@ -15,6 +15,8 @@ use std::{
     sync::Arc,
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     io::report::Severity,
     ovn::{
@@ -33,7 +35,8 @@ use crate::{
 };
 
 /// Which names a rule matches, seen from the rule's name.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum NamePattern {
     /// The name itself.
     Exact,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use crate::values::{flow::Transport, name::DnsName};
 
@@ -56,7 +57,8 @@ pub struct Rule {
 }
 
 /// The type of a rule.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RuleAction {
     /// Let it pass.
     Allow,
