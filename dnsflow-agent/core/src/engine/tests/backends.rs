@@ -37,7 +37,7 @@ fn rules() -> [Rule; 2] {
 }
 
 /// A Service without a selector, whose EndpointSlice has these addresses.
-fn lead_to(node: &mut Node, row: u128, backends: &[[u8; 4]]) {
+pub(super) fn lead_to(node: &mut Node, row: u128, backends: &[[u8; 4]]) {
     let backends: BTreeSet<IpAddr> = backends.iter().copied().map(IpAddr::from).collect();
     let balancer = LoadBalancer {
         service: "tenant/outside".into(),

@@ -3,21 +3,21 @@
 use std::collections::VecDeque;
 
 use super::{
+    backends::lead_to,
     edits::{ONE_NUMBER, WAYS, config, node},
     limits::many,
     restart::{read_but_southbound, southbound, started},
     starts::{carry_out_until_dump, edit, is_open, is_open_at_all},
     *,
 };
-use crate::{ovn::rows::LoadBalancer, values::limits::CHANGES_UNDER_WAY_MAX};
+use crate::values::limits::CHANGES_UNDER_WAY_MAX;
 
-fn is_apply(command: &Command) -> bool {
+pub(super) fn is_apply(command: &Command) -> bool {
     matches!(command, Command::Apply { .. })
 }
 
 /// The flows of a pod's rules are planned some time before the first comparison ends: the dump of a large switch takes
-/// seconds, and so do further interfaces. The former mark has five seconds from the plan on, and not from when the next
-/// group is sent.
+/// seconds, and so do further interfaces. The former mark stays until a dump should have shown the flows of the next group.
 #[test]
 fn a_former_mark_stays_until_its_successor_has_had_the_time_to_come() {
     let former = [allow("example.com"), deny_all()];
@@ -58,35 +58,47 @@ fn a_former_mark_stays_until_its_successor_has_had_the_time_to_come() {
     }
 }
 
-/// An edit moves the rules of two pods. The switch refuses the flow of one pod, so nothing confirms the batch, though the
-/// flow of the other pod is there. The next reading of the marks comes more than five seconds later, and before the dump
-/// that would find this flow: the other pod's address closes until the dump has ended.
-#[test]
-fn a_refused_flow_of_another_pod_closes_no_address_whose_flows_are_there() {
+/// Two pods with an address by a mark each.
+pub(super) fn two_pods() -> Node {
     let rules = [allow("a.test"), allow("b.test"), deny_all()];
-    let moved = [
+    let mut node = node(WAYS[1], &rules);
+    node.add_pod("p2", 6);
+    node.answer("p1", "a.test", &[ADDRESS], 3600);
+    node.answer("p2", "b.test", &[OTHER], 3600);
+    node.pass(Duration::from_secs(30));
+    node
+}
+
+/// Their rules, in other places.
+pub(super) fn moved() -> [Rule; 4] {
+    [
         allow("new.test"),
         allow("a.test"),
         allow("b.test"),
         deny_all(),
-    ];
-    let told = || {
-        let mut node = node(WAYS[1], &rules);
-        node.add_pod("p2", 6);
-        node.answer("p1", "a.test", &[ADDRESS], 3600);
-        node.answer("p2", "b.test", &[OTHER], 3600);
-        node.pass(Duration::from_secs(30));
-        node
-    };
-    let mut twin = told();
+    ]
+}
+
+/// The flow of the second pod behind the edit.
+pub(super) fn new_flow_of_other() -> BTreeSet<FlowKey> {
+    let mut twin = two_pods();
     let before = twin.switch.clone();
-    edit(&mut twin, &moved);
+    edit(&mut twin, &moved());
     let of_other = |key: &&FlowKey| key.matches.ends.src() == IpAddr::from([10, 244, 0, 6]);
     let new = twin.of_rules().filter(|key| !before.contains_key(*key));
     let new: BTreeSet<FlowKey> = new.filter(of_other).cloned().collect();
     assert_eq!(new.len(), 1);
+    new
+}
+
+/// An edit moves the rules of two pods. The switch refuses the flow of one pod, so nothing confirms the batch, though the
+/// flow of the other pod is there. The next reading of the marks comes before the dump that finds this flow.
+#[test]
+fn a_refused_flow_of_another_pod_closes_no_address_whose_flows_are_there() {
+    let moved = moved();
+    let new = new_flow_of_other();
     for refused in [BTreeSet::new(), new] {
-        let mut node = told();
+        let mut node = two_pods();
         let is_refused = !refused.is_empty();
         node.refused = refused;
         node.waiting = Some(VecDeque::new());
@@ -119,16 +131,7 @@ fn an_edit_that_only_closes_ends_the_mark_beside_the_flows() {
         assert_eq!(node.marks.len(), 1);
         assert!(is_open(&node, ADDRESS, 0) && is_open(&node, ADDRESS, 1));
         if is_backend {
-            let balancer = LoadBalancer {
-                service: "tenant/outside".into(),
-                network: None,
-                addresses: [[10, 96, 0, 9].into()].into(),
-                backends: [IpAddr::from(ADDRESS)].into(),
-            };
-            node.give(Input::Nb(NbUpdate {
-                load_balancers: vec![(RowId::new(1), Some(balancer))],
-                ..NbUpdate::default()
-            }));
+            lead_to(&mut node, 1, &[ADDRESS]);
             let has_own = |node: &Node| {
                 let mut keys = node.switch.keys();
                 keys.any(|key| key.matches.ends.dst() == Some(ADDRESS.into()))

@@ -1,14 +1,13 @@
 //! How many flows the pods of a node have together.
 
 use super::{
+    backends::lead_to,
     edits::{WAYS, config, node},
     limits::many,
     restart::started,
     starts::{edit, is_open_at_all},
     *,
 };
-use crate::ovn::rows::LoadBalancer;
-
 /// How the addresses of many pods come to many flows.
 #[derive(Clone, Copy, Debug)]
 enum Growth {
@@ -20,20 +19,6 @@ enum Growth {
     Edit,
     /// By a Service that comes to lead to addresses with marks.
     Service,
-}
-
-/// A Service without a selector, whose EndpointSlice has these addresses.
-fn lead_to(node: &mut Node, backends: &[[u8; 4]]) {
-    let balancer = LoadBalancer {
-        service: "tenant/outside".into(),
-        network: None,
-        addresses: [[10, 96, 0, 9].into()].into(),
-        backends: backends.iter().copied().map(IpAddr::from).collect(),
-    };
-    node.give(Input::Nb(NbUpdate {
-        load_balancers: vec![(RowId::new(1), Some(balancer))],
-        ..NbUpdate::default()
-    }));
 }
 
 /// How many flows addresses have of their own.
@@ -80,7 +65,7 @@ fn flows_of_all_pods_have_a_limit_whichever_way_they_come() {
             Growth::New | Growth::FurtherName => {}
             Growth::Edit => edit(&mut node, &[many(rule("few.test"), 100), of_many()]),
             Growth::Service => {
-                lead_to(&mut node, &told);
+                lead_to(&mut node, 1, &told);
                 // A comparison gives flows to few addresses.
                 node.pass(Duration::from_secs(450));
             }

@@ -3,21 +3,15 @@
 use std::collections::VecDeque;
 
 use super::{
+    backends::lead_to,
     edits::{ONE_NUMBER, WAYS, config, node},
+    former_marks::{is_apply, moved, new_flow_of_other, two_pods},
     limits::many,
     restart::after_restart_with,
-    starts::{edit, is_open, is_open_at_all},
+    starts::{edit, is_dump, is_open, is_open_at_all},
     *,
 };
-use crate::{ovn::rows::LoadBalancer, values::flow::InstalledFlow};
-
-fn is_apply(command: &Command) -> bool {
-    matches!(command, Command::Apply { .. })
-}
-
-fn is_dump(command: &Command) -> bool {
-    matches!(command, Command::Ask(FlowQuestion::Dump))
-}
+use crate::values::flow::InstalledFlow;
 
 /// Carries out what waits, but for batches of flows. Gives these back.
 fn carry_out_all_but_batches(node: &mut Node) -> VecDeque<Command> {
@@ -31,20 +25,6 @@ fn carry_out_all_but_batches(node: &mut Node) -> VecDeque<Command> {
             return held;
         }
     }
-}
-
-/// A Service without a selector, whose EndpointSlice has these addresses.
-fn lead_to(node: &mut Node, backends: &[[u8; 4]]) {
-    let balancer = LoadBalancer {
-        service: "tenant/outside".into(),
-        network: None,
-        addresses: [[10, 96, 0, 9].into()].into(),
-        backends: backends.iter().copied().map(IpAddr::from).collect(),
-    };
-    node.give(Input::Nb(NbUpdate {
-        load_balancers: vec![(RowId::new(1), Some(balancer))],
-        ..NbUpdate::default()
-    }));
 }
 
 /// A group of two flows is in force. One of them is lost, and the switch takes it no more; the other one goes on to let
@@ -125,30 +105,10 @@ fn a_former_mark_goes_however_often_the_pod_has_the_switch_compared() {
 /// other pod is there, and a dump that has begun before does not show it.
 #[test]
 fn a_dump_that_began_before_an_edit_ends_no_former_mark() {
-    let rules = [allow("a.test"), allow("b.test"), deny_all()];
-    let moved = [
-        allow("new.test"),
-        allow("a.test"),
-        allow("b.test"),
-        deny_all(),
-    ];
-    let told = || {
-        let mut node = node(WAYS[1], &rules);
-        node.add_pod("p2", 6);
-        node.answer("p1", "a.test", &[ADDRESS], 3600);
-        node.answer("p2", "b.test", &[OTHER], 3600);
-        node.pass(Duration::from_secs(30));
-        node
-    };
-    let mut twin = told();
-    let before = twin.switch.clone();
-    edit(&mut twin, &moved);
-    let of_other = |key: &&FlowKey| key.matches.ends.src() == IpAddr::from([10, 244, 0, 6]);
-    let new = twin.of_rules().filter(|key| !before.contains_key(*key));
-    let new: BTreeSet<FlowKey> = new.filter(of_other).cloned().collect();
-    assert_eq!(new.len(), 1);
+    let moved = moved();
+    let new = new_flow_of_other();
     for dump_takes in [4, 6] {
-        let mut node = told();
+        let mut node = two_pods();
         node.waiting = Some(VecDeque::new());
         while !node.waiting.iter().flatten().next().is_some_and(is_dump) {
             if !node.carry_out_next() {
@@ -251,7 +211,7 @@ fn an_edit_that_only_closes_does_not_end_a_mark_before_its_flows_are_there() {
         let mut node = node(ONE_NUMBER, &rules);
         node.answer("p1", "b.a.test", &[ADDRESS], 600);
         node.pass(Duration::from_secs(30));
-        lead_to(&mut node, &[ADDRESS]);
+        lead_to(&mut node, 1, &[ADDRESS]);
         node.waiting = Some(VecDeque::new());
         let mut held = VecDeque::new();
         while held.is_empty() {

@@ -33,7 +33,7 @@ pub(super) fn is_open_at_all(node: &Node, address: [u8; 4]) -> bool {
     node.destinations().contains(&address)
 }
 
-fn is_dump(command: &Command) -> bool {
+pub(super) fn is_dump(command: &Command) -> bool {
     matches!(command, Command::Ask(FlowQuestion::Dump))
 }
 
