@@ -208,8 +208,8 @@ pub const FEW_FLOWS: usize = 8;
 /// Flows of one address where those of the node have many, unless it has more: those of a rule without ports, for which a
 /// stateful logical switch has two logical flows.
 pub const FLOWS_OF_RULE: usize = 2;
-/// Rules in a snapshot, of all namespaces. The hot thread takes some 0.1 µs for each. Of further namespaces the next agent
-/// does not know which rules the earlier one had.
+/// Rules in a snapshot, of all namespaces: the hot thread makes them in one part. Of further namespaces the next agent does
+/// not know which rules the earlier one had.
 pub const SAVED_RULES_MAX: usize = 1 << 14;
 /// Changes in one batch: the edge refuses a larger one as a whole. More changes go in several batches.
 pub const CHANGES_PER_BATCH_MAX: usize = 1 << 18;
