@@ -4,6 +4,8 @@
 //! compiler: before Linux 6.8, it forgets the bounds of a value that was spilled to the stack. Then the
 //! verifier needs the mask. So the value is hidden from the compiler.
 
+use core::ptr;
+
 /// The bits of `value` that are set in `MASK`, which is a power of two less one.
 #[inline(always)]
 pub fn masked<const MASK: u32>(value: u32) -> u32 {
@@ -16,6 +18,28 @@ pub fn masked<const MASK: u32>(value: u32) -> u32 {
 pub fn length<const MASK: u32>(value: u32) -> u32 {
     const { assert!(MASK < u32::MAX && (MASK + 1).is_power_of_two()) };
     (opaque(value).wrapping_sub(1) & MASK) + 1
+}
+
+/// A number in memory. Neither the compiler nor the verifier knows anything of the value that is read: else each value
+/// that the verifier knows to be possible would be a case of its own in all code that follows.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Word(u32);
+
+impl Word {
+    /// The number.
+    #[inline(always)]
+    pub fn get(&self) -> u32 {
+        // SAFETY: the place is borrowed.
+        unsafe { ptr::read_volatile(&raw const self.0) }
+    }
+
+    /// Makes it this number.
+    #[inline(always)]
+    pub fn set(&mut self, value: u32) {
+        // SAFETY: the place is borrowed.
+        unsafe { ptr::write_volatile(&raw mut self.0, value) }
+    }
 }
 
 /// `value` itself; the compiler knows nothing of the result.

@@ -8,7 +8,7 @@ use core::net::IpAddr;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
-    question::NameHash,
+    question::{BASE_MAX, Depth, NameHash},
     walk::{IpHeader, Reader, Version},
 };
 
@@ -72,6 +72,9 @@ pub struct Address {
 }
 
 impl Address {
+    /// 0.0.0.0, and ::.
+    pub(crate) const UNSPECIFIED: Self = Self { octets: [0; 16] };
+
     /// The form of an address in keys. An IPv4 and an IPv6 address can have the same form.
     pub fn new(address: IpAddr) -> Self {
         match address {
@@ -93,6 +96,14 @@ impl Address {
     #[inline(always)]
     fn words(self) -> [u64; 2] {
         zerocopy::transmute!(self.octets)
+    }
+
+    /// The address whose words these are.
+    #[inline(always)]
+    pub(crate) fn from_words(words: [u64; 2]) -> Self {
+        Self {
+            octets: zerocopy::transmute!(words),
+        }
     }
 
     /// The source address in this header.
@@ -445,6 +456,16 @@ impl EntryKey {
         }
     }
 
+    /// The entry of an address that an answer has told.
+    #[inline(always)]
+    pub const fn told(ifindex: u32, version: Version, address: Address) -> Self {
+        Self {
+            ifindex,
+            version: version as u32,
+            address,
+        }
+    }
+
     /// The entry of a packet from the pod; `None` where the frame ends before.
     #[inline(always)]
     pub fn destination<R: Reader>(frame: &R, ifindex: u32, ip: IpHeader) -> Option<Self> {
@@ -489,6 +510,98 @@ impl Entry {
             mark,
             reserved: 0,
         }
+    }
+}
+
+/// How many classes all interfaces together can have ([`Class`]).
+pub const CLASSES_MAX: u32 = 16_384;
+
+/// A class of names at an interface: those that lie alike below one name that rules mention, and below no longer one. For
+/// addresses of one IP version, the same rules match all of them.
+#[derive(
+    Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, Ord, PartialEq, PartialOrd,
+)]
+#[repr(C)]
+pub struct ClassKey {
+    /// The hash of the name that rules mention.
+    base: u64,
+    /// The pod's interface.
+    pub ifindex: u32,
+    /// Where the names lie below it, and the IP version of the addresses.
+    kind: u32,
+}
+
+impl ClassKey {
+    /// The class of names that lie so below the base.
+    #[inline(always)]
+    pub const fn new(ifindex: u32, base: NameHash, depth: Depth, version: Version) -> Self {
+        Self {
+            base: base.0,
+            ifindex,
+            kind: (depth as u32) << 8 | version as u32,
+        }
+    }
+
+    /// Whether both are the same, with one branch.
+    #[inline(always)]
+    pub fn is(&self, other: &Self) -> bool {
+        let rest = (self.ifindex ^ other.ifindex) | (self.kind ^ other.kind);
+        (self.base ^ other.base) | u64::from(rest) == 0
+    }
+}
+
+/// A class whose addresses the program opens without the agent: packets to them get the mark. The agent writes an
+/// element of the array `CLASSES` before any key leads there, and writes it again only when no program can read it any
+/// more.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Class {
+    /// Whose it is.
+    pub key: ClassKey,
+    /// The bits that the mark gets, within the mask.
+    pub mark: u32,
+    /// How long the base is.
+    pub base_len: u32,
+    /// The base: each label behind its length octet, in lower case, without the root label.
+    pub base: [u8; BASE_MAX as usize],
+}
+
+/// How many networks can be refused ([`NetworkKey`]).
+pub const NETWORKS_MAX: u32 = 65_536;
+
+/// A network whose addresses the program never opens: a key of the trie `NETWORKS`, but for the length of the prefix in
+/// front of it, which counts the bits of the version as well.
+#[derive(
+    Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, Ord, PartialEq, PartialOrd,
+)]
+#[repr(C)]
+pub struct NetworkKey {
+    version: u32,
+    address: Address,
+}
+
+impl NetworkKey {
+    /// The bits in front of the address.
+    const VERSION_BITS: u32 = u32::BITS;
+
+    /// The network of an address, and the bits of the key that count if so many bits of the address do.
+    pub fn new(address: IpAddr, prefix_len: u8) -> (u32, Self) {
+        let key = Self {
+            version: if address.is_ipv4() { 4 } else { 6 },
+            address: Address::new(address),
+        };
+        (Self::VERSION_BITS + u32::from(prefix_len), key)
+    }
+
+    /// The same of one address that an answer has told.
+    #[inline(always)]
+    pub const fn told(version: Version, address: Address) -> (u32, Self) {
+        let bits = match version {
+            Version::V4 => 32,
+            Version::V6 => 128,
+        };
+        let version = version as u32;
+        (Self::VERSION_BITS + bits, Self { version, address })
     }
 }
 

@@ -11,6 +11,7 @@ extern crate std;
 
 pub mod bound;
 pub mod key;
+pub mod opening;
 pub mod question;
 pub mod reason;
 pub mod record;

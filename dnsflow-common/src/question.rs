@@ -5,9 +5,10 @@
 //! answer goes to the agent, which compares the names. If two questions have the same hash, the answer must
 //! still come from a trusted resolver.
 
-use core::ptr;
-
-use crate::{Reason, bound::masked};
+use crate::{
+    Reason,
+    bound::{Word, masked},
+};
 
 /// The longest name in wire format, root label included (RFC 1035, section 3.1).
 const NAME_MAX: u32 = 255;
@@ -17,6 +18,8 @@ const LABEL_MAX: u8 = 63;
 const TYPE_AND_CLASS: u32 = 4;
 /// The longest question.
 pub const QUESTION_MAX: u32 = NAME_MAX + TYPE_AND_CLASS;
+/// The longest base that is compared byte by byte ([`Buffer::base_is`]), without the root label.
+pub const BASE_MAX: u32 = 128;
 /// A power of two that holds the longest question, so that an index is bounded with one AND.
 pub const BUFFER_LEN: usize = 512;
 
@@ -44,18 +47,22 @@ impl NameHash {
     /// smaller.
     #[inline(always)]
     fn lower(self, byte: u8) -> Self {
-        let wide = u64::from(byte);
-        // The top bit says whether the byte is from A to Z. There is no branch, because the verifier would
-        // follow both ways of the branch for each byte.
-        let upper =
-            (!wide.wrapping_sub(b'A'.into()) & wide.wrapping_sub(u64::from(b'Z') + 1)) >> 63;
-        self.byte(wide + (upper << 5))
+        self.byte(lower(byte.into()))
     }
 
     #[inline(always)]
     fn byte(self, byte: u64) -> Self {
         Self((self.0 ^ byte).wrapping_mul(Self::PRIME))
     }
+}
+
+/// An upper-case letter as lower case, and each other byte as it is. There is no branch, because the verifier would
+/// follow both ways of the branch for each byte.
+#[inline(always)]
+pub(crate) fn lower(byte: u64) -> u64 {
+    // The top bit says whether the byte is from A to Z.
+    let upper = (!byte.wrapping_sub(b'A'.into()) & byte.wrapping_sub(u64::from(b'Z') + 1)) >> 63;
+    byte + (upper << 5)
 }
 
 /// A set of names.
@@ -76,12 +83,40 @@ pub struct Buffer {
     /// with a counter, because each value of the counter would be a case of its own to the verifier.
     fronts: [u8; PLACES],
     /// The place of the root label, and that of the last label before it.
-    end: u32,
-    last: u32,
+    end: Word,
+    last: Word,
     /// The number of bytes.
-    len: u32,
+    len: Word,
     /// Whether a suffix was found mentioned.
-    mentioned: u32,
+    mentioned: Word,
+    /// The place of the longest suffix that was found mentioned, and the two halves of its hash.
+    base: Word,
+    base_hash: [Word; 2],
+}
+
+/// The longest suffix of a question's name that is in the set of names.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Base {
+    /// Its hash.
+    pub hash: NameHash,
+    /// Its place in the question.
+    pub at: u32,
+    /// How many bytes it has, without the root label.
+    pub len: u32,
+    /// Where the question's name lies below it.
+    pub depth: Depth,
+}
+
+/// Where a name lies below another one. Rules tell these apart, and no others.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[repr(u32)]
+pub enum Depth {
+    /// It is the name itself.
+    Itself = 0,
+    /// One label below.
+    Child = 1,
+    /// Deeper.
+    Deeper = 2,
 }
 
 impl Default for Buffer {
@@ -89,11 +124,60 @@ impl Default for Buffer {
         Self {
             bytes: [0; BUFFER_LEN],
             fronts: [0; PLACES],
-            end: 0,
-            last: NOWHERE.into(),
-            len: 0,
-            mentioned: 0,
+            end: Word::default(),
+            last: Word::default(),
+            len: Word::default(),
+            mentioned: Word::default(),
+            base: Word::default(),
+            base_hash: Default::default(),
         }
+    }
+}
+
+impl Buffer {
+    /// How long the question's name is, without the root label.
+    #[inline(always)]
+    pub fn name_len(&self) -> u32 {
+        self.end.get()
+    }
+
+    /// The longest suffix that was found mentioned, if any was.
+    #[inline(always)]
+    pub fn base(&self) -> Option<Base> {
+        let at = self.base.get();
+        if at == NOWHERE.into() {
+            return None;
+        }
+        let [upper, lower] = &self.base_hash;
+        let depth = match self.fronts[masked::<PLACE>(at) as usize] {
+            NOWHERE => Depth::Itself,
+            0 => Depth::Child,
+            _ => Depth::Deeper,
+        };
+        Some(Base {
+            hash: NameHash(u64::from(upper.get()) << 32 | u64::from(lower.get())),
+            at,
+            len: self.end.get().wrapping_sub(at),
+            depth,
+        })
+    }
+
+    /// Whether the bytes of the base are those of this name, in lower case, whose length is that of the base.
+    #[inline(always)]
+    pub fn base_is(&mut self, name: &[u8; BASE_MAX as usize], base: &Base) -> bool {
+        self.mentioned.set(1);
+        let mut at = 0;
+        while at < BASE_MAX {
+            if at >= base.len {
+                break;
+            }
+            let byte = self.bytes[masked::<BYTE>(base.at + at) as usize];
+            let same =
+                lower(byte.into()) == u64::from(name[masked::<{ BASE_MAX - 1 }>(at) as usize]);
+            self.mentioned.set(self.mentioned.get() & u32::from(same));
+            at += 1;
+        }
+        base.len <= BASE_MAX && self.mentioned.get() != 0
     }
 }
 
@@ -113,22 +197,6 @@ const PLACE: u32 = PLACES as u32 - 1;
 /// No place: not even the root label fits there.
 const NOWHERE: u8 = 255;
 
-/// `value` itself; the verifier knows nothing of the result. Else each value that the verifier knows to be
-/// possible would be a case of its own in all code that follows.
-#[inline(always)]
-fn through_memory(place: &mut u32, value: u32) -> u32 {
-    // SAFETY: the place is borrowed.
-    unsafe { ptr::write_volatile(place, value) };
-    read(place)
-}
-
-/// The value in memory. The compiler may not use what it knows of the value.
-#[inline(always)]
-fn read(place: &u32) -> u32 {
-    // SAFETY: the place is borrowed.
-    unsafe { ptr::read_volatile(place) }
-}
-
 /// Reads the question in the first `len` bytes of `buffer`.
 ///
 /// # Errors
@@ -136,7 +204,8 @@ fn read(place: &u32) -> u32 {
 /// The question does not end within these bytes, or its name is not a name.
 #[inline(always)]
 pub fn question<N: Names>(buffer: &mut Buffer, len: u32, names: &N) -> Result<Question, Reason> {
-    let len = through_memory(&mut buffer.len, len);
+    buffer.len.set(len);
+    let len = buffer.len.get();
     let mut end = 0;
     let mut labels = 0;
     let mut last = NOWHERE;
@@ -164,12 +233,15 @@ pub fn question<N: Names>(buffer: &mut Buffer, len: u32, names: &N) -> Result<Qu
     if end + 1 + TYPE_AND_CLASS > len {
         return Err(Reason::TruncatedQuestion);
     }
-    let end = through_memory(&mut buffer.end, end);
-    let mut start = through_memory(&mut buffer.last, last.into()) as u8;
+    buffer.end.set(end);
+    buffer.last.set(last.into());
+    let end = buffer.end.get();
+    let mut start = buffer.last.get() as u8;
 
     // The loop writes its finding to memory, and compares a masked place. So the verifier does not remember
     // to the end of the loop where labels begin.
-    through_memory(&mut buffer.mentioned, u32::from(names.all()));
+    buffer.mentioned.set(u32::from(names.all()));
+    buffer.base.set(NOWHERE.into());
     let mut hash = NameHash::ROOT;
     let mut done = 0;
     while done < NAME_MAX && done < end {
@@ -179,7 +251,11 @@ pub fn question<N: Names>(buffer: &mut Buffer, len: u32, names: &N) -> Result<Qu
         if at == u32::from(start) {
             start = buffer.fronts[masked::<PLACE>(at) as usize];
             if names.mentions(hash) {
-                through_memory(&mut buffer.mentioned, 1);
+                buffer.mentioned.set(1);
+                buffer.base.set(at);
+                let [upper, lower] = &mut buffer.base_hash;
+                upper.set((hash.0 >> 32) as u32);
+                lower.set(hash.0 as u32);
             }
         }
     }
@@ -188,7 +264,7 @@ pub fn question<N: Names>(buffer: &mut Buffer, len: u32, names: &N) -> Result<Qu
     }
     Ok(Question {
         hash: hash.0,
-        mentioned: read(&buffer.mentioned) != 0,
+        mentioned: buffer.mentioned.get() != 0,
     })
 }
 

@@ -29,6 +29,12 @@ reasons! {
     Captured = "captured",
     /// The frame was taken off the wire and handed to the agent, which puts it back.
     Held = "held",
+    /// The program has opened the addresses of the answer, and handed the frame to the agent.
+    Opened = "opened",
+    /// The same, but the agent, which is not well, was handed nothing.
+    OpenedUntold = "opened_untold",
+    /// The program would open the addresses of the answer, and the map had no room. The agent was handed the frame.
+    EntriesFull = "entries_full",
     /// The agent has put the frame back.
     Released = "released",
     /// The frame ends within its Ethernet header.

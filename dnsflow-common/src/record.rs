@@ -7,9 +7,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::key::AttemptKey;
 
-/// The layout of a record. It counts up with each change of [`RecordHeader`], of the kinds or of what follows: an
-/// agent reads what the programs of an earlier one have written only if the layout is the same.
-pub const LAYOUT: u32 = 2;
+/// The layout of a record. It counts up with each change of [`RecordHeader`], of the kinds or of what follows. An agent
+/// reads the records of an earlier agent's programs only from [`LAYOUT_MIN`] to this one.
+pub const LAYOUT: u32 = 3;
+
+/// The first layout whose records mean today what they meant then. It has no [`KIND_OPENED`].
+pub const LAYOUT_MIN: u32 = 2;
 
 /// At most this many bytes of a frame are captured: more than the longest IP packet with its link
 /// header, as virtual devices without a wire in between pass them whole (generic segmentation
@@ -32,7 +35,7 @@ pub struct RecordHeader {
     pub frame_len: u32,
     /// How many bytes of the frame follow; at most [`MAX_CAPTURE`].
     pub captured_len: u32,
-    /// What the record is: [`KIND_ANSWER`], [`KIND_HELD`] or [`KIND_SENT`].
+    /// What the record is: [`KIND_ANSWER`], [`KIND_HELD`], [`KIND_SENT`] or [`KIND_OPENED`].
     pub kind: u16,
     /// The VLAN tag that the kernel keeps outside the frame (`skb->vlan_tci`); zero when there
     /// is none.
@@ -55,6 +58,10 @@ pub const KIND_SENT: u16 = 3;
 /// [`RecordHeader::kind`]: a pod may begin a connection; an [`AttemptKey`] follows. Only in the ring
 /// buffer `ASIDE`.
 pub const KIND_ATTEMPT: u16 = 4;
+
+/// [`RecordHeader::kind`]: an answer from a DNS server, whole. The program opens its addresses
+/// ([`opening`](crate::opening)).
+pub const KIND_OPENED: u16 = 5;
 
 /// The size of the ring buffer `ASIDE`, in bytes.
 pub const ASIDE_BYTES: u32 = 512 << 10;
@@ -179,7 +186,7 @@ impl<'a> Record<'a> {
         let whole = header.captured_len == header.frame_len;
         let known = match header.kind {
             KIND_ANSWER | KIND_SENT => true,
-            KIND_HELD => whole,
+            KIND_HELD | KIND_OPENED => whole,
             _ => false,
         };
         let consistent = known
