@@ -137,19 +137,22 @@ fn main() -> Result<()> {
     let mut table = String::new();
     writeln!(table, "| what | {} |", FIGURES.join(" | "))?;
     writeln!(table, "|---|{}", "---|".repeat(FIGURES.len()))?;
+    let mut row = |what: &str, figures: &[f64]| {
+        let cells: Vec<_> = figures.iter().map(|figure| shown(*figure)).collect();
+        writeln!(table, "| {what} | {} |", cells.join(" | "))
+    };
+    let usual = measure(USUAL);
+    row("as said above", &usual)?;
     let mut lines = Vec::new();
     for (name, place) in DIMENSIONS {
-        let usual = *place(&mut USUAL.clone());
-        let mut line = Vec::new();
-        for number in [usual / 10, usual, usual * 10] {
+        let number = *place(&mut USUAL.clone());
+        let mut of = |number| {
             let mut size = USUAL;
             *place(&mut size) = number;
             let figures = measure(size);
-            let cells: Vec<_> = figures.iter().map(|figure| shown(*figure)).collect();
-            writeln!(table, "| {number} {name} | {} |", cells.join(" | "))?;
-            line.push(figures);
-        }
-        lines.push((name, line));
+            row(&format!("{number} {name}"), &figures).map(|()| figures)
+        };
+        lines.push((name, vec![of(number / 10)?, usual, of(number * 10)?]));
     }
     print!("{table}");
     if let Some(file) = arguments.svg {
