@@ -139,7 +139,7 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             name: Some(name.to_string()),
             addresses,
             rules,
-            activation_us: u64::try_from(activation.as_micros()).ok(),
+            activation_us: activation.and_then(|time| u64::try_from(time.as_micros()).ok()),
             ..of_port("opened", &port)
         },
         Report::WouldOpen {

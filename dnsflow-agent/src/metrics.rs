@@ -372,6 +372,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         answers_unmentioned,
         answers_not_deferred,
         answers_known,
+        addresses_opened_by_kernel,
         answers_dry_run,
         answers_opening,
         addresses_evicted,
@@ -482,6 +483,11 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
                 ("dry_run", answers_dry_run),
                 ("opening", answers_opening),
             ],
+        ),
+        Family::counter(
+            "addresses_opened_by_kernel",
+            "Addresses of answers that the kernel has opened by itself, and that stay open.",
+            addresses_opened_by_kernel,
         ),
         Family::counter(
             "answers_unmentioned",

@@ -341,6 +341,7 @@ impl Replay {
             bytes,
             from_pod,
             held: false,
+            opened: false,
             gso_size: 0,
             left_out: 0,
         };

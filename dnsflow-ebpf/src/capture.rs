@@ -13,7 +13,8 @@ use aya_log_ebpf::warn;
 use dnsflow_common::{
     Reason, bound,
     record::{
-        ASIDE_UNREAD_MAX, DEFERRED_FRAME_MAX, KIND_ANSWER, KIND_HELD, MAX_CAPTURE, RecordHeader,
+        ASIDE_UNREAD_MAX, DEFERRED_FRAME_MAX, KIND_ANSWER, KIND_HELD, KIND_OPENED, MAX_CAPTURE,
+        RecordHeader,
     },
     walk::Reader as _,
 };
@@ -58,6 +59,7 @@ pub fn capture(frame: &Frame<'_>, kind: u16) -> Reason {
     };
     match (error, kind) {
         (0, KIND_HELD) => Reason::Held,
+        (0, KIND_OPENED) => Reason::Opened,
         (0, _) => Reason::Captured,
         _ => Reason::RingFull,
     }

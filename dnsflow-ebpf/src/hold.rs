@@ -20,9 +20,6 @@ use crate::{
 /// could not put it back unchanged, or if it was held before.
 #[inline(always)]
 pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
-    let Some(until_ns) = maps::HOLD_UNTIL.get(0) else {
-        return false;
-    };
     // SAFETY: the context is the kernel's.
     let gso_size = unsafe { (*frame.ctx.skb.skb).gso_size };
     let fits = !frame.has_tag_outside() && !found.has_tag() && frame.len() <= MAX_CAPTURE as u32;
@@ -39,14 +36,22 @@ pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
         Some(name_set) => *name_set & NAME_SET_EMPTY == 0,
         None => false,
     };
-    let now = now_ns();
-    fits && kind && has_names && now < *until_ns && is_first_time(frame, found, asked, now)
+    fits && kind && has_names && is_agent_well() && is_first_time(frame, found, asked)
+}
+
+/// Whether the agent has said lately that it is well.
+#[inline(always)]
+pub fn is_agent_well() -> bool {
+    match maps::HOLD_UNTIL.get(0) {
+        Some(until_ns) => now_ns() < *until_ns,
+        None => false,
+    }
 }
 
 /// Whether this frame was not held before. A frame that the agent puts back has the agent's mark. If
 /// another program changes the mark, the frame would be held again and again.
 #[inline(always)]
-fn is_first_time(frame: &Frame<'_>, found: &Found, asked: Asked, now: u64) -> bool {
+fn is_first_time(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
     // The answer has used up its query, so it would not come to here a second time.
     if asked == Asked::Seen {
         return true;
@@ -65,6 +70,7 @@ fn is_first_time(frame: &Frame<'_>, found: &Found, asked: Asked, now: u64) -> bo
         sequence,
         ports: [found.src_port, found.dst_port],
     };
+    let now = now_ns();
     // SAFETY: the value is one word, of this key or of another one (`maps`).
     match unsafe { maps::HELD.get(&key) } {
         Some(held_at) if now.wrapping_sub(*held_at) < HELD_AGAIN_NS => false,

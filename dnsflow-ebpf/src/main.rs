@@ -9,6 +9,9 @@
 //! mentions the name, or the pod's names are recorded. Both programs copy TCP segments between the pod and trusted
 //! resolvers, if some rule mentions any name.
 //!
+//! Where the agent has said so, the program on egress opens the addresses of an answer itself, and the answer goes on to
+//! the pod.
+//!
 //! Both count every packet by reason. They never change the bytes of a packet. Their action is "continue", with one
 //! exception: the program on egress may hold an answer that is in the ring buffer. The agent puts it back after it
 //! has opened the addresses. The agent sends a heartbeat several times a second. Without the heartbeat, no answer is
@@ -25,6 +28,7 @@ mod found;
 mod fragments;
 mod hold;
 mod maps;
+mod opening;
 mod share;
 mod skb;
 mod trust;
@@ -94,6 +98,19 @@ pub fn dnsflow_hold(ctx: TcContext) -> i32 {
     }
 }
 
+/// Opens the addresses of an answer, if it is certain which they are and that their rules are in force. The classifier
+/// for the TC egress hook goes on with this program. All else goes to the agent as without it.
+#[classifier]
+pub fn dnsflow_open(ctx: TcContext) -> i32 {
+    let frame = Frame::new(&ctx);
+    let reason = match opening::open(&frame) {
+        Ok(reason) | Err(reason) => reason,
+    };
+    leave_out(&frame, reason);
+    maps::count(&maps::COUNTERS, reason);
+    CONTINUE
+}
+
 /// The classifier for the TC ingress hook.
 #[classifier]
 pub fn dnsflow_ingress(ctx: TcContext) -> i32 {
@@ -152,10 +169,14 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
             asked
         }
     };
-    if let Some(asked) = asked
-        && hold::holds(frame, &found, asked)
-    {
-        hold::go_on(frame);
+    if let Some(asked) = asked {
+        let holds = hold::holds(frame, &found, asked);
+        if asked == Asked::Seen && opening::may_open(frame, &found) {
+            opening::go_on(frame, holds)?;
+        }
+        if holds {
+            hold::go_on(frame);
+        }
     }
     Ok(capture::capture(frame, KIND_ANSWER))
 }

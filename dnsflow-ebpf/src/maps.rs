@@ -19,24 +19,28 @@
 //! `bpf_mem_cache_free`). While the program runs, the memory stays that of an element of the map: it goes back to the
 //! rest of the kernel only after a grace period (kernel/bpf/memalloc.c).
 
-use crate::found::Found;
+use crate::{found::Found, opening::Opening};
 use aya_ebpf::{
     Global,
     bindings::BPF_F_NO_PREALLOC,
     helpers::generated::bpf_get_smp_processor_id,
     macros::map,
-    maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, Queue, RingBuf},
+    maps::{
+        Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, Queue, RingBuf,
+        lpm_trie::Key,
+    },
 };
 use dnsflow_common::{
     Reason,
     key::{
-        AttemptKey, ENTRIES_MAX, Entry, EntryKey, FRAGMENTS_MAX, FragmentKey, HELD_MAX, HeldKey,
-        NAME_SETS_MAX, NAMES_MAX, NameKey, PENDING_MAX, Pending, RESOLVERS_MAX, ResolverKey,
-        SHARES_MAX, SOURCES_MAX, Share, SlotKey, SourceKey, SourceMac,
+        Address, AttemptKey, CLASSES_MAX, Class, ClassKey, ENTRIES_MAX, Entry, EntryKey,
+        FRAGMENTS_MAX, FragmentKey, HELD_MAX, HeldKey, NAME_SETS_MAX, NAMES_MAX, NETWORKS_MAX,
+        NameKey, NetworkKey, PENDING_MAX, Pending, RESOLVERS_MAX, ResolverKey, SHARES_MAX,
+        SOURCES_MAX, Share, SlotKey, SourceKey, SourceMac,
     },
     question::Buffer,
     record::{ASIDE_BYTES, ATTEMPTS_MAX, DEFERRED_MAX, Deferred, MAX_CAPTURE, RecordHeader},
-    walk::{PORTS_MAX, Ports, ServerPorts},
+    walk::{PORTS_MAX, Ports, ServerPorts, Version},
 };
 
 /// A record while it is put together.
@@ -160,6 +164,42 @@ pub static NAME_SETS: HashMap<u32, u32> = HashMap::with_max_entries(NAME_SETS_MA
 pub static ENTRIES: HashMap<EntryKey, Entry> =
     HashMap::with_max_entries(ENTRIES_MAX, BPF_F_NO_PREALLOC);
 
+/// Where the class of a name is in [`CLASSES`].
+#[map]
+pub static CLASS_PLACES: HashMap<ClassKey, u32> =
+    HashMap::with_max_entries(CLASSES_MAX, BPF_F_NO_PREALLOC);
+
+/// The classes whose addresses [`dnsflow_open`](crate::dnsflow_open) opens. An array, because the elements of a hash map
+/// [may be those of other keys](self#what-is-looked-up-in-a-hash-map).
+#[map]
+pub static CLASSES: Array<Class> = Array::with_max_entries(CLASSES_MAX, 0);
+
+/// The networks whose addresses it does not open.
+#[map]
+static NETWORKS: LpmTrie<NetworkKey, u8> = LpmTrie::with_max_entries(NETWORKS_MAX, 0);
+
+/// Whether the address is in one of the networks.
+#[inline(always)]
+pub fn is_refused(version: Version, address: Address) -> bool {
+    /// The key of the trie, whose fields are words.
+    #[repr(C)]
+    struct Aligned(u32, NetworkKey);
+
+    let (prefix_len, network) = NetworkKey::told(version, address);
+    let key = Aligned(prefix_len, network);
+    // SAFETY: both have the same fields, without padding, and a pointer to one need not be aligned.
+    let key: &Key<NetworkKey> = unsafe { &*(&raw const key).cast() };
+    NETWORKS.get(key).is_some()
+}
+
+/// The answer whose addresses are to be opened.
+#[map]
+pub static OPENING: PerCpuArray<Opening> = PerCpuArray::with_max_entries(1, 0);
+
+/// The program that opens. It is pinned if links are: then the programs go on to open when the agent has ended.
+#[map]
+pub static OPENERS: ProgramArray = ProgramArray::with_max_entries(1, 0);
+
 /// The names of all name sets.
 #[map]
 pub static NAMES: HashMap<NameKey, u8> = HashMap::with_max_entries(NAMES_MAX, 0);
@@ -176,6 +216,18 @@ static RELEASE_MARK: Global<u32> = Global::new(0);
 /// that a constant decides.
 #[unsafe(no_mangle)]
 static MARK_MASK: Global<u32> = Global::new(0);
+
+/// How long an entry lasts that the program makes, in seconds: at least, at most, and in addition to each.
+#[unsafe(no_mangle)]
+static ENTRY_TIMES: Global<[u32; 3]> = Global::new([0; 3]);
+
+/// How long an entry lasts for an answer with this TTL, in nanoseconds.
+#[inline(always)]
+pub fn entry_time_ns(ttl: u32) -> u64 {
+    let [least, most, more] = ENTRY_TIMES.load();
+    let seconds = ttl.max(least).min(most);
+    (u64::from(seconds) + u64::from(more)) * 1_000_000_000
+}
 
 /// Whether interfaces have shares; the agent may set zero before it loads the programs.
 #[unsafe(no_mangle)]

@@ -15,6 +15,9 @@ const HEADER: usize = 12;
 
 const TTL: u32 = 60;
 
+/// How the names begin whose answers have a TXT record as well.
+pub(crate) const LEFT: char = 'l';
+
 /// The address that names with this number lead to.
 pub(crate) fn address(number: u32) -> Ipv4Addr {
     (FIRST + number % ADDRESSES).into()
@@ -35,7 +38,7 @@ pub(crate) fn query(id: u16, name: &str) -> Vec<u8> {
     query
 }
 
-/// The answer to a query: one A record. `None` for what is no query with one question.
+/// The answer to a query: one A record, behind which names with [`LEFT`] have another record. `None` for what is no query with one question.
 pub(crate) fn answer(query: &[u8]) -> Option<Vec<u8>> {
     let mut end = HEADER;
     while let length @ 1.. = *query.get(end)? {
@@ -53,6 +56,13 @@ pub(crate) fn answer(query: &[u8]) -> Option<Vec<u8>> {
     answer.extend(TTL.to_be_bytes());
     answer.extend([0, 4]);
     answer.extend(address.octets());
+    if question.get(1) == Some(&(LEFT as u8)) {
+        answer[7] = 2;
+        // TXT, with an empty string.
+        answer.extend([0xc0, HEADER as u8, 0, 16, 0, 1]);
+        answer.extend(TTL.to_be_bytes());
+        answer.extend([0, 1, 0]);
+    }
     Some(answer)
 }
 

@@ -33,6 +33,8 @@ pub struct Account {
     pub no_room: u64,
     /// Answers that opened an address.
     pub opening: u64,
+    /// Addresses that the kernel has opened without the agent.
+    pub by_kernel: u64,
     /// Answers that could not be decoded.
     pub malformed: u64,
     /// Changes that the switch or the kernel refused.
@@ -61,6 +63,7 @@ impl Account {
             over_budget: sum(r#"dnsflow_addresses_not_kept_total{reason="over_budget"}"#),
             no_room: sum(r#"dnsflow_addresses_not_kept_total{reason="no_room"}"#),
             opening: sum(r#"dnsflow_answers_total{result="opening"}"#),
+            by_kernel: sum("dnsflow_addresses_opened_by_kernel_total"),
             malformed: sum(r#"dnsflow_answers_total{result="malformed"}"#),
             refused: sum(r#"dnsflow_flow_changes_total{change="refused"}"#)
                 + sum(r#"dnsflow_mark_changes_total{change="refused"}"#),
@@ -83,6 +86,7 @@ impl Account {
             over_budget: self.over_budget - earlier.over_budget,
             no_room: self.no_room - earlier.no_room,
             opening: self.opening - earlier.opening,
+            by_kernel: self.by_kernel - earlier.by_kernel,
             malformed: self.malformed - earlier.malformed,
             refused: self.refused - earlier.refused,
         }
@@ -150,6 +154,7 @@ dnsflow_revalidation_ends_total{event="estimated"} 9
 dnsflow_addresses_not_kept_total{reason="over_budget"} 4
 dnsflow_addresses_not_kept_total{reason="no_room"} 5
 dnsflow_answers_total{result="opening"} 8
+dnsflow_addresses_opened_by_kernel_total 6
 dnsflow_answers_total{result="malformed"} 0
 dnsflow_flow_changes_total{change="refused"} 1
 dnsflow_mark_changes_total{change="refused"} 2"#;
@@ -168,6 +173,7 @@ dnsflow_mark_changes_total{change="refused"} 2"#;
             over_budget: 4,
             no_room: 5,
             opening: 8,
+            by_kernel: 6,
             malformed: 0,
             refused: 3,
         };

@@ -4,6 +4,7 @@
 //! An [`Access`] is borrowed from the engine for one step. It owns nothing.
 
 mod answer;
+mod classes;
 
 use std::{
     cell::OnceCell,
@@ -43,6 +44,7 @@ use crate::{
 };
 
 pub(crate) use answer::{Asked, Outcome, ReadAnswer};
+pub(crate) use classes::Classes;
 
 /// The flow templates of rules, until something changes that they were made from.
 #[derive(Debug, Default)]
@@ -83,6 +85,7 @@ pub(crate) struct Told {
     pub(crate) plans: Plans,
     pub(crate) budget: FlowBudget,
     pub(crate) refused: RefusedAddresses,
+    pub(crate) classes: Classes,
 }
 
 /// Who has flows in the switch.
@@ -125,6 +128,7 @@ pub(crate) struct Access<'a> {
     pub(crate) plans: &'a mut Plans,
     pub(crate) budget: &'a mut FlowBudget,
     pub(crate) refused: &'a mut RefusedAddresses,
+    pub(crate) classes: &'a mut Classes,
 }
 
 impl<'a> Access<'a> {
@@ -135,6 +139,7 @@ impl<'a> Access<'a> {
             plans,
             budget,
             refused,
+            classes,
         } = told;
         Self {
             ports,
@@ -143,6 +148,7 @@ impl<'a> Access<'a> {
             plans,
             budget,
             refused,
+            classes,
         }
     }
 }
@@ -388,6 +394,7 @@ impl Access<'_> {
 
     /// Plans all entries of a port again.
     pub(crate) fn replan(&mut self, port: PortId, batch: &mut Batch) {
+        self.classes.forget(port);
         self.replan_entries(port, self.cache.addresses(port), batch);
     }
 
@@ -401,6 +408,7 @@ impl Access<'_> {
         let ChangedRules::Of(names) = changed else {
             return self.replan(port, batch);
         };
+        self.classes.forget(port);
         let entries = &self.cache.port(port).entries;
         // Adopted flows have no names: each rule matters to them.
         let mut addresses: BTreeSet<IpAddr> = entries.adopting().collect();

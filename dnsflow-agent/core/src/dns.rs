@@ -28,6 +28,7 @@
 
 pub(crate) mod answers;
 pub mod fragments;
+pub(crate) mod opened;
 pub mod tcp;
 
 use std::{

@@ -18,7 +18,7 @@ use dnsflow_common::walk::Ports as DnsPorts;
 
 use crate::{
     Command, Input, Timestamp,
-    access::{Access, Asked, Outcome, Plans, ReadAnswer, Told},
+    access::{Access, Asked, Classes, Outcome, Plans, ReadAnswer, Told},
     ask::view::View,
     cache::{
         Cache,
@@ -28,12 +28,13 @@ use crate::{
         Answer, Response,
         answers::{Answers, Read},
         fragments::FragmentEvent,
+        opened,
         tcp::TcpEvent,
     },
     installed::{Batch, Expected},
     io::{
         counters::Counters,
-        input::{BatchError, FlowReply, Frame, MarkRefused},
+        input::{BatchError, FlowReply, Frame, MarkChange, MarkRefused},
         output::Output,
         report::Report,
     },
@@ -61,6 +62,7 @@ use crate::{
         deadline::{self, Deadline},
     },
     values::{
+        class::NameClass,
         flow::FlowKey,
         ids::PortId,
         limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S, SAVED_RULES_MAX},
@@ -155,6 +157,7 @@ impl Engine {
                 plans: Plans::default(),
                 budget: FlowBudget::new(flow_changes_per_second),
                 refused: RefusedAddresses::new(refusals, &mut out),
+                classes: Classes::default(),
             },
             switch: Switch::new(hold_max, keep_flows_s, cache_limits.idle_grace),
             hold: HoldQueue::new(HoldLimits {
@@ -648,6 +651,7 @@ impl Engine {
                 asker: told,
                 server,
                 captured_at: frame.captured_at,
+                by_kernel: frame.opened,
                 mention,
             };
             let Some(needs) = self.answer(&asked, response, now) else {
@@ -660,8 +664,29 @@ impl Engine {
         if frame.held {
             self.hold.take(frame, connection, wait, &mut self.out);
         }
+        if frame.opened {
+            self.opened(frame, now);
+        }
         let is_whole = carries && connection.is_none();
         mentioned.filter(|_| is_whole)
+    }
+
+    /// The kernel has opened the addresses of an answer. Those that it should not have opened are closed: the rules have
+    /// changed meanwhile, or the answer has met a limit.
+    fn opened(&mut self, frame: Frame<'_>, now: Timestamp) {
+        let ifindex = frame.ifindex;
+        let told = self.ports.at_veth(ifindex);
+        let opened = opened::read(frame.bytes, self.answers.ports());
+        let addresses = opened.map(|opened| opened.addresses);
+        let mut batch = self.switch.begin(now);
+        for address in addresses.unwrap_or_default() {
+            let entry = told.and_then(|told| self.told.cache.entry(told, address));
+            match entry.is_some_and(|entry| entry.installed.is_marked()) {
+                true => self.out.counters.addresses_opened_by_kernel += 1,
+                false => batch.mark(MarkChange::Remove { ifindex, address }),
+            }
+        }
+        batch.give_out_marks(&mut self.out);
     }
 
     /// Handles an answer. Returns the wait until its addresses are open; `None` if the message is no usable answer.
@@ -710,7 +735,29 @@ impl Engine {
         if let Some(opening) = by_marks {
             switch.opened_by_group(opening, &wait, out);
         }
+        self.classify(&reading);
         Some(wait)
+    }
+
+    /// The kernel may open further addresses of the name's class, if all that the rules ask for is in force.
+    fn classify(&mut self, reading: &ReadAnswer) {
+        let asker = reading.asked.asker;
+        let (access, ..) = self.access();
+        let in_force: Vec<_> = access.groups_in_force(reading).collect();
+        let Some(port) = self.ports.get(asker).filter(|_| !in_force.is_empty()) else {
+            return;
+        };
+        let namespace = self.policy.namespace_of_names(&port.row);
+        let names = port.ifindex.zip(namespace);
+        let names = names.and_then(|(ifindex, of)| self.filter.names_at(ifindex, of));
+        let Some(names) = names else { return };
+        for (is_ipv6, id) in in_force {
+            if let Some(class) = NameClass::of(&reading.answer.name, names, is_ipv6) {
+                let Told { cache, classes, .. } = &mut self.told;
+                classes.open(asker, class, id, cache.groups());
+            }
+        }
+        self.told.classes.give_out(&mut self.out);
     }
 
     /// Counts an answer that no rule mentions.
@@ -810,6 +857,7 @@ impl Engine {
                 access.replan(port, batch);
             }
             PortChange::Closed { port, ifindex } => {
+                access.classes.forget(port);
                 access.cache.close(port, batch);
                 access.budget.forget(port);
                 out.forget(port);
@@ -901,6 +949,14 @@ impl Engine {
 
     /// The end of every input: the work for all changes together.
     fn finish(&mut self, changes: Option<Batch>, now: Timestamp) {
+        // First of all, the kernel opens nothing more by rules that are not in force.
+        let out_of_force = self.told.cache.groups_mut().take_out_of_force();
+        self.told.classes.forget_groups(&out_of_force);
+        let has_marks = self.told.cache.groups().are_on();
+        self.told
+            .refused
+            .give_out_networks(has_marks, &mut self.out);
+        self.told.classes.give_out(&mut self.out);
         if let Some(at) = self.told.cache.take_reading() {
             self.switch.read_counters(at);
         }
@@ -1027,7 +1083,10 @@ fn opening(
         return None;
     }
     let Asked {
-        asker, captured_at, ..
+        asker,
+        captured_at,
+        by_kernel,
+        ..
     } = reading.asked;
     let name = reading.answer.name.clone();
     let row = &access.ports.get(asker)?.row;
@@ -1055,7 +1114,7 @@ fn opening(
         addresses: opened.into_iter().collect(),
         rules,
         changes,
-        captured_at,
+        waits_since: (!by_kernel).then_some(captured_at),
     })
 }
 

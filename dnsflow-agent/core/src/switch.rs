@@ -74,8 +74,8 @@ pub(crate) struct Opening {
     pub(crate) rules: Vec<u32>,
     /// The number of its flow changes.
     pub(crate) changes: usize,
-    /// When the kernel saw the answer.
-    pub(crate) captured_at: Timestamp,
+    /// When the kernel saw the answer. `None`: the kernel has opened the addresses.
+    pub(crate) waits_since: Option<Timestamp>,
 }
 
 /// A batch that the switch has not answered.
@@ -953,7 +953,7 @@ impl Opening {
             addresses: self.addresses,
             rules: self.rules,
             flows: self.changes,
-            activation: now.since(self.captured_at),
+            activation: self.waits_since.map(|since| now.since(since)),
             revalidation_wait: revalidation_wait.as_str(),
         }
     }

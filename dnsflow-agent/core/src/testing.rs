@@ -330,13 +330,27 @@ impl Node {
                 return;
             }
         }
-        self.passed(ifindex, captured_at, bytes);
+        let opened = self.open_in_kernel(ifindex, bytes);
+        let passed = Frame {
+            opened,
+            ..frame(ifindex, captured_at, bytes)
+        };
+        self.hand_in(passed);
     }
 
     /// A frame comes that the kernel has let through.
     pub fn passed(&mut self, ifindex: u32, captured_at: Timestamp, bytes: &[u8]) {
-        let passed = frame(ifindex, captured_at, bytes);
-        if self.engine.handle_frame(passed, self.now) {
+        self.hand_in(frame(ifindex, captured_at, bytes));
+    }
+
+    fn hand_in(&mut self, frame: Frame<'_>) {
+        if self.engine.handle_frame(frame, self.now) {
+            let Frame {
+                ifindex,
+                captured_at,
+                bytes,
+                ..
+            } = frame;
             self.kernel
                 .deferred
                 .push((ifindex, captured_at, bytes.into()));

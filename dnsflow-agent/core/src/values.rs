@@ -1,5 +1,6 @@
 //! The values that everything else is said in.
 
+pub mod class;
 pub mod connection;
 pub mod firewall;
 pub mod flow;

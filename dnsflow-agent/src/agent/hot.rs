@@ -26,7 +26,7 @@ use crate::{
     inquiries::Inquiry,
 };
 pub(super) use carrying_out::Listeners;
-pub(super) use kernel::{Frames, Kernel, Marks, Releasing};
+pub(super) use kernel::{Frames, Kernel, Marks, Opening, Releasing};
 pub(super) use peers::Peers;
 pub(super) use switch_link::SwitchLink;
 pub(super) use upkeep::{Accounts, Pulse, Snapshots, Upkeep};
@@ -102,7 +102,9 @@ impl Hot {
                 Some(inquiry) = incoming.asked.recv() => inquiry(&self.engine, now()),
                 // Some at a time, as with what is found: a frame must not wait for all of them.
                 () = future::ready(()), if self.kernel.marks.is_reading() => {
-                    self.kernel.marks.read(&mut self.engine);
+                    self.take_inputs(&mut incoming.inputs);
+                    let Kernel { marks, frames, .. } = &mut self.kernel;
+                    marks.read(frames, &mut self.engine);
                 }
                 // Likewise a part at a time.
                 () = self.upkeep.snapshots.takes_part(), if self.upkeep.snapshots.is_under_way() => {

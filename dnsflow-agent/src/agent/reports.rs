@@ -43,7 +43,7 @@ pub(super) fn tell(report: &Report) {
             rules = list(rules),
             flows,
             // JSON has it as a number up to 64 bits.
-            activation_us = u64::try_from(activation.as_micros()).unwrap_or(u64::MAX),
+            activation_us = activation.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
             revalidation_wait,
             "opened"
         ),

@@ -28,15 +28,16 @@ use super::{
     edges::{self, Denials, Ends, Outside},
     failed,
     hot::{
-        self, Accounts, Frames, Incoming, Kernel, Marks, Peers, Pulse, Releasing, Snapshots, Upkeep,
+        self, Accounts, Frames, Incoming, Kernel, Marks, Opening, Peers, Pulse, Releasing,
+        Snapshots, Upkeep,
     },
     reports::tell,
 };
 use crate::{
     api::Health,
     capture::{
-        self, Aside, Attacher, Capture, Heartbeat, LostAnswers, ProgramCounters, Releaser,
-        RingShares,
+        self, Aside, Attacher, Capture, EntryTimes, Heartbeat, LostAnswers, ProgramCounters,
+        Releaser, RingShares,
     },
     clock::{Alarm, now},
     conntrack,
@@ -117,16 +118,18 @@ impl Settings {
             let asking = runtime_of_one_thread("start the runtime")?;
             asking.block_on(open_by::choose(options))?
         };
+        let cache_limits = options.cache_limits();
         let capture = capture::Options {
             ports: options.ports()?,
             release_mark: Some(release_mark),
             mark_mask: opened_by.mark_mask(),
+            entry_times: EntryTimes::of(&cache_limits),
             ..capture::Options::default()
         };
         let engine = Config {
             subdomains: options.subdomains,
             dry_run: options.dry_run,
-            cache_limits: options.cache_limits(),
+            cache_limits,
             flow_changes_per_second: options.max_flow_changes,
             hold_max: options.held_for().unwrap_or_default(),
             keep_flows_s: options.keep_flows_s,
@@ -192,6 +195,8 @@ impl Programs {
             recorded,
             aside,
             entries,
+            classes,
+            networks,
         } = {
             let _runtime = runtimes.hot.enter();
             capture::take_over(options, runtimes.attaching.handle(), pins)?
@@ -208,6 +213,7 @@ impl Programs {
             kernel: Kernel {
                 frames,
                 marks: Marks::of(entries),
+                opening: Opening::of(classes, networks),
                 releasing: Releasing::by(releaser),
                 resolvers,
                 names,

@@ -9,6 +9,7 @@
 mod aside;
 mod attacher;
 mod attachments;
+mod classes;
 mod counters;
 mod deferred;
 mod entries;
@@ -17,6 +18,8 @@ mod holders;
 mod interfaces;
 mod links;
 mod names;
+mod networks;
+mod openers;
 mod pins;
 mod program;
 mod program_log;
@@ -30,10 +33,11 @@ pub mod survey;
 mod tcx;
 mod unasked;
 
-use std::{io, num::NonZeroU32, path::Path};
+use std::{io, num::NonZeroU32, path::Path, time::Duration};
 
 use aya::{EbpfError, maps::MapError};
 use dnsflow_common::walk::Ports;
+use dnsflow_core::values::limits::{CacheLimits, MARK_SLACK};
 use tokio::runtime::Handle;
 
 use pins::Pins;
@@ -43,6 +47,7 @@ pub use self::{
     aside::{Aside, AsideRecord},
     attacher::Attacher,
     attachments::{Attach, AttachError, Attachments},
+    classes::Classes,
     counters::ProgramCounters,
     deferred::DeferredAnswers,
     entries::{Entries, Reading},
@@ -50,8 +55,11 @@ pub use self::{
     interfaces::InterfaceSet,
     links::{LinkEvent, LinkEvents},
     names::{FilterState, KernelTables, NameFilter, PutNameSet, Tables},
+    networks::Networks,
     pins::{Left, PinsError, remove_all as remove_pins},
-    program::{AttachKind, EGRESS, INGRESS, LeftFilters, OBJECT, Program, TcLink, left_filters},
+    program::{
+        AttachKind, EGRESS, HOLD, INGRESS, LeftFilters, OBJECT, OPEN, Program, TcLink, left_filters,
+    },
     program_log::ProgramLog,
     records::{Drained, Records},
     release::{LostAnswers, ReleaseError, Releaser},
@@ -91,6 +99,31 @@ pub struct Options {
     pub shares: bool,
     /// The bits of a packet's mark that say the group of its destination; without them, no packet is marked.
     pub mark_mask: Option<NonZeroU32>,
+    /// How long an entry lasts that the program makes.
+    pub entry_times: EntryTimes,
+}
+
+/// How long an entry lasts that the program makes, in seconds.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct EntryTimes {
+    /// At least for so long, whatever the TTL …
+    pub least: u32,
+    /// … and at most …
+    pub most: u32,
+    /// … and in addition to each for so long.
+    pub more: u32,
+}
+
+impl EntryTimes {
+    /// As long as entries of the agent.
+    pub fn of(limits: &CacheLimits) -> Self {
+        let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+        Self {
+            least: seconds(limits.min_ttl),
+            most: seconds(limits.max_ttl.max(limits.min_ttl)),
+            more: seconds(MARK_SLACK),
+        }
+    }
 }
 
 impl Default for Options {
@@ -102,6 +135,7 @@ impl Default for Options {
             release_mark: None,
             shares: true,
             mark_mask: None,
+            entry_times: EntryTimes::default(),
         }
     }
 }
@@ -171,6 +205,10 @@ pub struct Capture {
     pub aside: Aside,
     /// The addresses whose packets are marked with a group: none, unless an earlier agent has left some.
     pub entries: Entries,
+    /// The names whose addresses are opened without the agent: none so far.
+    pub classes: Classes,
+    /// The networks whose addresses are not.
+    pub networks: Networks,
     /// What the program has to say.
     pub log: ProgramLog,
 }
@@ -198,6 +236,8 @@ pub fn take_over(
     let mut program = Program::load(options, dir)?;
     let ebpf = program.ebpf_mut();
     let entries = Entries::new(ebpf)?;
+    let classes = Classes::new(ebpf)?;
+    let networks = Networks::new(ebpf)?;
     let resolvers = Resolvers::new(ebpf, options.ports)?;
     let tables = KernelTables::new(ebpf)?;
     let deferred = DeferredAnswers::new(ebpf)?;
@@ -210,7 +250,8 @@ pub fn take_over(
     let records = take_map(ebpf, "RECORDS")?;
     let mut left = Vec::new();
     if let Some((mut pins, found)) = pins {
-        if let Err(error) = pins.keep_records(&records) {
+        let kept = pins.keep_records(&records);
+        if let Err(error) = kept.and_then(|()| program.keep_opening(&pins)) {
             pins.keep_nothing(&error);
         }
         program.keep_links(pins);
@@ -231,6 +272,8 @@ pub fn take_over(
         recorded,
         aside,
         entries,
+        classes,
+        networks,
         log,
         attacher: Attacher {
             attachments: Attachments::new(program),

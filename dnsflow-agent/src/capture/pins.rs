@@ -23,7 +23,7 @@ use aya::{
 };
 use dnsflow_common::{
     key::{ENTRY_LAYOUT, PENDING_LAYOUT},
-    record::{LAYOUT, Record},
+    record::{LAYOUT, LAYOUT_MIN, Record},
 };
 use dnsflow_core::{Timestamp, io::input::Frame};
 use tracing::{debug, info, warn};
@@ -42,6 +42,8 @@ const LEFT_MAX: usize = 4;
 const GOES_BACK: Duration = Duration::from_secs(2);
 /// How the names of pinned ring buffers begin. The layout and a number follow.
 const RECORDS: &str = "records-";
+/// How the names of pinned arrays of programs begin. The number of the ring buffer follows.
+const OPENERS: &str = "openers-";
 /// The directory of the pinned links.
 const LINKS: &str = "links";
 
@@ -117,7 +119,7 @@ impl Left {
                 });
             }
         }
-        remove(&self.path);
+        remove_records(&self.path);
     }
 }
 
@@ -152,8 +154,21 @@ impl Pins {
 
     /// Pins this agent's ring buffer.
     pub(super) fn keep_records(&self, records: &Map) -> Result<(), PinsError> {
-        let path = self.dir.join(format!("{RECORDS}{LAYOUT}-{}", self.next));
+        let path = self.dir.join(records_file(self.next));
         records.pin(&path).map_err(|error| refused(&path, error))
+    }
+
+    /// Pins the array that leads to the program that opens. It goes with the ring buffer of the same number, which it
+    /// writes to.
+    pub(super) fn keep_openers<E>(
+        &self,
+        pin: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> Result<(), PinsError>
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        let path = openers_of(&self.dir.join(records_file(self.next)));
+        pin(&path).map_err(|error| refused(&path, error))
     }
 
     /// The directory.
@@ -328,18 +343,28 @@ pub fn remove_all(dir: &Path) -> io::Result<()> {
 /// layout are removed, and the oldest of too many.
 fn left(files: BTreeSet<PathBuf>) -> (Vec<Left>, u64) {
     let mut known: Vec<(u64, PathBuf)> = Vec::new();
+    let mut others = Vec::new();
     for path in files {
         match number(&path) {
-            Some((LAYOUT, number)) => known.push((number, path)),
+            Some((LAYOUT_MIN..=LAYOUT, number)) => known.push((number, path)),
             Some(_) => {
                 warn!(
                     path = %path.display(),
                     "an agent of another version has left answers; they are not read, and the pods ask \
                      again when the answers have expired"
                 );
-                remove(&path);
+                remove_records(&path);
             }
-            None => {}
+            None => others.push(path),
+        }
+    }
+    // Without its ring buffer, a program opens addresses that no agent hears of.
+    for path in others.iter().filter(|path| is_of_openers(path)) {
+        if !known
+            .iter()
+            .any(|(_, records)| openers_of(records) == *path)
+        {
+            remove(path);
         }
     }
     known.sort();
@@ -347,7 +372,7 @@ fn left(files: BTreeSet<PathBuf>) -> (Vec<Left>, u64) {
     let too_many = known.len().saturating_sub(LEFT_MAX);
     for (_, path) in known.drain(..too_many) {
         warn!(path = %path.display(), "too many agents have left answers; the oldest are not read");
-        remove(&path);
+        remove_records(&path);
     }
     let open = |(_, path): (u64, PathBuf)| {
         let ring = MapData::from_pin(&path).and_then(|map| RingBuf::try_from(Map::RingBuf(map)));
@@ -355,12 +380,34 @@ fn left(files: BTreeSet<PathBuf>) -> (Vec<Left>, u64) {
             Ok(ring) => Some(Left { path, ring }),
             Err(error) => {
                 warn!(path = %path.display(), %error, "answers left by an earlier agent cannot be read");
-                remove(&path);
+                remove_records(&path);
                 None
             }
         }
     };
     (known.into_iter().filter_map(open).collect(), next)
+}
+
+/// The name of the file of the ring buffer with this number.
+fn records_file(number: u64) -> String {
+    format!("{RECORDS}{LAYOUT}-{number}")
+}
+
+/// The file of the array of programs that belongs to a ring buffer.
+fn openers_of(records: &Path) -> PathBuf {
+    let number = number(records).map_or(0, |(_, number)| number);
+    records.with_file_name(format!("{OPENERS}{number}"))
+}
+
+fn is_of_openers(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with(OPENERS))
+}
+
+/// Removes a ring buffer, and the array of programs that belongs to it.
+fn remove_records(path: &Path) {
+    remove(&openers_of(path));
+    remove(path);
 }
 
 /// The layout and the number in the name of a ring buffer's file.

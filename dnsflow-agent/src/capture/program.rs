@@ -15,7 +15,7 @@ use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{Map, MapError, MapType},
     programs::{
-        LinkOrder, ProgramError, SchedClassifier, TcAttachType, TcError,
+        LinkOrder, ProgramError, ProgramFd, SchedClassifier, TcAttachType, TcError,
         tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle},
     },
     sys::is_map_supported,
@@ -26,7 +26,8 @@ use tracing::{debug, info, warn};
 use super::{
     Attach, AttachError, CaptureError, Options,
     holders::Holders,
-    pins::{self, Pins},
+    openers::Openers,
+    pins::{self, Pins, PinsError},
     qdisc,
     sources::Sources,
     survey::{self, Link},
@@ -43,7 +44,10 @@ pub const EGRESS: &str = "dnsflow_egress";
 pub const INGRESS: &str = "dnsflow_ingress";
 
 /// The program that [`EGRESS`] goes on with to hold an answer.
-const HOLD: &str = "dnsflow_hold";
+pub const HOLD: &str = "dnsflow_hold";
+
+/// The program that [`EGRESS`] goes on with to open the addresses of an answer.
+pub const OPEN: &str = "dnsflow_open";
 
 /// The program for questions, and its hook.
 const QUESTIONS: (&str, TcAttachType) = (INGRESS, TcAttachType::Ingress);
@@ -90,6 +94,7 @@ pub struct Program {
     sources: Sources,
     #[expect(dead_code, reason = "answers are held as long as it is there")]
     holders: Holders,
+    openers: Openers,
     /// What earlier agents have left, and where links are kept for the next one.
     pins: Option<Pins>,
 }
@@ -102,6 +107,8 @@ impl Program {
         let mark_mask = options.mark_mask.map_or(0, NonZeroU32::get);
         let release_mark = options.release_mark.map_or(0, NonZeroU32::get);
         let shared = u32::from(options.shares);
+        let times = options.entry_times;
+        let times = [times.least, times.most, times.more];
         let mut loader = EbpfLoader::new();
         // Without marks, there are no entries to go on with.
         let entries = options.mark_mask.map(pins::entries);
@@ -115,20 +122,21 @@ impl Program {
             .override_global("RELEASE_MARK", &release_mark, true)
             .override_global("SHARED", &shared, true)
             .override_global("MARK_MASK", &mark_mask, true)
+            .override_global("ENTRY_TIMES", &times, true)
             .map_max_entries("RECORDS", options.ring_bytes)
             .map_max_entries("SCRATCH", possible_cpus()?)
             .load(OBJECT)
             .map_err(load_error)?;
-        for name in [EGRESS, INGRESS, HOLD] {
+        for name in [EGRESS, INGRESS, HOLD, OPEN] {
             program_of(&mut ebpf, name)
                 .ok_or(CaptureError::Object { what: name })?
                 .load()
                 .map_err(|error| load_error(error.into()))?;
         }
         let holders = take_map(&mut ebpf, "HOLDERS")?;
-        let program = program_of(&mut ebpf, HOLD).ok_or(CaptureError::Object { what: HOLD })?;
-        let program = program.fd().map_err(|error| load_error(error.into()))?;
-        let holders = Holders::new(holders, program)?;
+        let holders = Holders::new(holders, fd_of(&mut ebpf, HOLD)?)?;
+        let openers = take_map(&mut ebpf, "OPENERS")?;
+        let openers = Openers::new(openers, fd_of(&mut ebpf, OPEN)?)?;
         let unasked = Unasked::new(&mut ebpf)?;
         let sources = Sources::new(&mut ebpf)?;
         Ok(Self {
@@ -137,8 +145,14 @@ impl Program {
             unasked,
             sources,
             holders,
+            openers,
             pins: None,
         })
+    }
+
+    /// Lets the program that opens stay when the agent ends.
+    pub(super) fn keep_opening(&self, pins: &Pins) -> Result<(), PinsError> {
+        self.openers.keep(pins)
     }
 
     /// Takes over the links of an earlier agent from now on, and keeps links for the next one if that is possible.
@@ -454,6 +468,12 @@ pub(super) fn take_map<M: TryFrom<Map>>(
 
 fn program_of<'a>(ebpf: &'a mut Ebpf, name: &str) -> Option<&'a mut SchedClassifier> {
     ebpf.program_mut(name)?.try_into().ok()
+}
+
+/// The descriptor of a loaded program.
+fn fd_of<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a ProgramFd, CaptureError> {
+    let program = program_of(ebpf, name).ok_or(CaptureError::Object { what: name })?;
+    program.fd().map_err(|error| load_error(error.into()))
 }
 
 /// The number of possible CPUs: each has a place of its own in which it makes its records.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use aya::maps::{Map, MapData, RingBuf};
-use dnsflow_common::record::{KIND_HELD, KIND_SENT, Record};
+use dnsflow_common::record::{KIND_HELD, KIND_OPENED, KIND_SENT, Record};
 use dnsflow_core::{Timestamp, io::input::Frame};
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -77,10 +77,14 @@ impl Records {
         }
     }
 
-    /// Hands over what is there at the end of the agent, whether or not the runtime has noticed it. There is an end,
-    /// although the programs may go on to capture.
+    /// The same, whether or not the runtime has noticed that there is something.
+    pub fn drain_now(&mut self, limit: usize, mut each: impl FnMut(Frame<'_>) -> bool) -> Drained {
+        take(self.ring.get_mut(), limit, &self.invalid, &mut each)
+    }
+
+    /// Hands over what is there at the end of the agent. There is an end, although the programs may go on to capture.
     pub fn drain_rest(&mut self, mut each: impl FnMut(Frame<'_>)) {
-        take(self.ring.get_mut(), REST_MAX, &self.invalid, &mut |frame| {
+        self.drain_now(REST_MAX, |frame| {
             each(frame);
             true
         });
@@ -123,6 +127,7 @@ pub(super) fn frame(record: Record<'_>) -> Option<Frame<'_>> {
         bytes: frame,
         from_pod: header.kind == KIND_SENT,
         held: header.kind == KIND_HELD,
+        opened: header.kind == KIND_OPENED,
         gso_size: u16::try_from(header.gso_size).ok()?,
         left_out: header.left_out,
     })

@@ -10,7 +10,7 @@ fn opened(port: &str) -> Report {
         addresses: vec!["203.0.113.1".parse().expect("an address")],
         rules: vec![0],
         flows: 1,
-        activation: Duration::from_micros(250),
+        activation: Some(Duration::from_micros(250)),
         revalidation_wait: "none",
     }
 }

@@ -90,6 +90,8 @@ impl SimulatedSwitch {
             }
             Command::Attachment(_)
             | Command::Mark(_)
+            | Command::ChangeClasses(_)
+            | Command::LeaveNetworks(_)
             | Command::TrustResolvers(_)
             | Command::FilterNames { .. }
             | Command::ForgetNames { .. }

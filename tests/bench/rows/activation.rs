@@ -2,7 +2,7 @@
 //!
 //! - **The agent**: from the time stamp that the TC program took (`bpf_ktime_get_ns`) to the barrier's
 //!   reply, as the agent itself says in its event `opened`. Fresh names, one after the other, with a
-//!   pause between them.
+//!   pause between them. By marks, answers of a shape that the kernel leaves to the agent.
 //! - **ovs-ofctl**: the proof of concept starts `ovs-ofctl add-flow` for each answer. Here a
 //!   packet socket on the veth of another pod sees the answer (the kernel's time stamp, as above), and
 //!   `ovs-ofctl add-flow`, started at once, has ended: it waits for a barrier too. Answers go to the two
@@ -30,7 +30,7 @@ use crate::bench::{
     openflow::Client,
     report::Measured,
     server::Server,
-    stage::{FREE, FREE_ADDRESS, FlowTemplate, Mode, RULED, Stage, matching},
+    stage::{FREE, FREE_ADDRESS, FlowTemplate, Mode, RULED, Stage, left, matching},
     tap::{Tap, dns_answer, wall},
     wire,
 };
@@ -49,7 +49,7 @@ pub(crate) fn agent_and_ofctl(stage: &Stage<'_>) -> Result<Measured> {
     let agent = stage.agent(Mode::Hold, &[])?;
     let mut ruled = Asker::new(stage.lab, RULED)?;
     let quiet = stage.fresh(alone);
-    ruled.ask_paced(quiet.clone().map(matching), PAUSE)?;
+    ruled.ask_paced(quiet.clone().map(left), PAUSE)?;
     let activation = stage.activations(&agent, &quiet.collect::<Vec<_>>())?;
     let activation = Distribution::of(activation.into_values().collect()).context("answers")?;
 
@@ -59,7 +59,7 @@ pub(crate) fn agent_and_ofctl(stage: &Stage<'_>) -> Result<Measured> {
     let mut numbers = Vec::new();
     for _ in 0..pairs {
         let number = stage.fresh(1);
-        ruled.ask(&matching(number.start))?;
+        ruled.ask(&left(number.start))?;
         numbers.push(number.start);
         thread::sleep(PAUSE);
         let number = stage.fresh(1).start;

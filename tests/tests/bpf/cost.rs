@@ -8,7 +8,7 @@ use std::{
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
 };
 
-use dnsflow_agent::capture::{EGRESS, INGRESS, Options};
+use dnsflow_agent::capture::{EGRESS, HOLD, INGRESS, OPEN, Options};
 use dnsflow_common::{
     Reason,
     walk::{TCP_ACK, TCP_SYN},
@@ -29,7 +29,7 @@ fn the_verifier_has_room_left() {
     let Some(mut program) = load(&Options::default()) else {
         return;
     };
-    for name in [INGRESS, EGRESS] {
+    for name in [INGRESS, EGRESS, HOLD, OPEN] {
         let info = program.program(name).info();
         let info = info.expect("the kernel describes it");
         // Since Linux 5.16.

@@ -8,6 +8,7 @@ mod filter;
 mod hold;
 mod marks;
 mod netns;
+mod opens;
 mod release;
 mod test_run;
 mod trust;
@@ -55,6 +56,7 @@ struct Captured {
     bytes: Vec<u8>,
     from_pod: bool,
     held: bool,
+    opened: bool,
     left_out: u32,
 }
 
@@ -229,7 +231,11 @@ impl Loaded {
     #[track_caller]
     fn run_once(&mut self, frame: &[u8]) -> (Reason, Option<Captured>) {
         let reason = self.reason(EGRESS, frame);
-        if !matches!(reason, Reason::Captured | Reason::Held) {
+        let is_handed_over = matches!(
+            reason,
+            Reason::Captured | Reason::Held | Reason::Opened | Reason::EntriesFull
+        );
+        if !is_handed_over {
             return (reason, None);
         }
         // Anything else in the ring buffer comes from a packet that was counted as skipped.
@@ -254,6 +260,7 @@ impl Loaded {
                         bytes: frame.bytes.to_vec(),
                         from_pod: frame.from_pod,
                         held: frame.held,
+                        opened: frame.opened,
                         left_out: frame.left_out,
                     });
                     true

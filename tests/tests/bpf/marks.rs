@@ -18,12 +18,12 @@ use dnsflow_tests::frames::{Extension, Fragment, Frame, Transport};
 
 use crate::{CONTINUE, Loaded, load};
 
-const MASK: u32 = 0xffe0_0000;
-const MARK: u32 = 0x8a20_0000;
+pub(crate) const MASK: u32 = 0xffe0_0000;
+pub(crate) const MARK: u32 = 0x8a20_0000;
 /// This namespace's loopback interface.
 const IFINDEX: u32 = 1;
 
-fn marking() -> Options {
+pub(crate) fn marking() -> Options {
     Options {
         mark_mask: NonZeroU32::new(MASK),
         ..Options::default()
@@ -86,7 +86,7 @@ impl Loaded {
     }
 
     /// All entries.
-    fn read(&self) -> Vec<MarkFound> {
+    pub(crate) fn read(&self) -> Vec<MarkFound> {
         let mut reading = Reading::default();
         let mut read = Vec::new();
         while !reading.is_over() {

@@ -27,6 +27,7 @@ const CORE: Floors = &[
     "values::name",
     "values::flow",
     "values::resolver",
+    "values::class",
     "values::verdict",
     "values::connection",
     "values::firewall",

@@ -24,6 +24,7 @@ mod limits;
 mod manifests;
 mod marks;
 mod networks;
+mod opens;
 mod outputs;
 mod random_firewalls;
 mod report;

@@ -27,15 +27,17 @@ const LIMIT: Duration = Duration::from_secs(1200);
 
 /// What `--short` runs: suites, or single tests of them. docs/internals/kernels.md says what each adds to the same test
 /// outside.
-const SHORT: [&str; 13] = [
+const SHORT: [&str; 15] = [
     "bpf::attach::",
     "bpf::hold::",
     "bpf::marks::",
+    "bpf::opens::",
     "bpf::release::",
     "node::handover::",
     "node::hold::no_first_packet_is_lost",
     "node::hold::the_first_denied_packet_is_counted_before_any_revalidation",
     "node::marks::",
+    "node::opens::",
     "node::restarts::ovn_controller_stopped_and_killed",
     "node::restarts::vswitchd_stopped_and_killed",
     "node::rights::the_main_job_is_done_with_the_capabilities_of_the_restricted_overlay",

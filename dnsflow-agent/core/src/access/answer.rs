@@ -12,7 +12,7 @@ use crate::{
     Timestamp,
     cache::Resolution,
     dns::{Answer, Response, answers},
-    installed::{Batch, Expected, Written},
+    installed::{Batch, Expected, GroupId, Written},
     io::output::Output,
     policy::{
         Mention,
@@ -37,6 +37,8 @@ pub(crate) struct Asked {
     pub(crate) server: Option<ServerId>,
     /// When the kernel saw the answer.
     pub(crate) captured_at: Timestamp,
+    /// Whether the kernel has opened its addresses.
+    pub(crate) by_kernel: bool,
     /// Whether a rule for the asker mentions the name.
     pub(crate) mention: Mention,
 }
@@ -413,6 +415,35 @@ impl Access<'_> {
             outcome.rules = opening.map(|rule| rule.index).collect();
         }
         outcome
+    }
+
+    /// The groups that the kernel may give to further addresses of names that the same rules match, each with whether the
+    /// addresses are of IPv6: an address that has this name alone has the group, which is in force.
+    pub(crate) fn groups_in_force(
+        &self,
+        reading: &ReadAnswer,
+    ) -> impl Iterator<Item = (bool, GroupId)> {
+        let asked = &reading.asked;
+        // Another port of the pod may have to be told, too.
+        let recipient = match &reading.recipients.0[..] {
+            [one] if one.port == asked.asker && asked.mention == Mention::Some => Some(one),
+            _ => None,
+        };
+        let recipient = recipient.filter(|one| !one.matched.is_empty() && !one.is_to_be_denied);
+        [false, true].into_iter().filter_map(move |is_ipv6| {
+            let Recipient { port, .. } = recipient?;
+            let mut addresses = reading.answer.addresses.iter();
+            let (address, _) = addresses.find(|(address, _)| address.is_ipv6() == is_ipv6)?;
+            let entry = self.cache.entry(*port, *address)?;
+            let has_this_alone = entry.names.len() == 1
+                && entry.names.until(&reading.answer.name).is_some()
+                && entry.adopted.is_none()
+                && entry.cut.is_none();
+            let id = entry.installed.group().filter(|_| has_this_alone)?;
+            let groups = self.cache.groups();
+            let is_open = entry.installed.is_marked() && entry.installed.is_by_mark_alone();
+            (is_open && groups.is_in_force(id)).then_some((is_ipv6, id))
+        })
     }
 
     /// How the flows of an answer's addresses came into the switch, for each recipient.

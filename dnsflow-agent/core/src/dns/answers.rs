@@ -55,6 +55,11 @@ pub(crate) struct Read<'a> {
 }
 
 impl Answers {
+    /// The ports that DNS servers answer from.
+    pub(crate) fn ports(&self) -> &DnsPorts {
+        &self.dns_ports
+    }
+
     /// Nothing was read yet. The DNS servers of the options are trusted.
     pub(crate) fn new(
         dns_ports: DnsPorts,

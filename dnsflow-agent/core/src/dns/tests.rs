@@ -1,4 +1,7 @@
-use std::{collections::BTreeMap, str::FromStr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    str::FromStr,
+};
 
 use hickory_proto::{
     op::{Message, MessageType, OpCode, Query, ResponseCode},
@@ -13,7 +16,10 @@ use hickory_proto::{
 };
 use proptest::prelude::*;
 
-use super::*;
+use super::{
+    opened::{self, Opened},
+    *,
+};
 
 fn dns_name(text: &str) -> Name {
     Name::from_str(text).expect("a name")
@@ -721,6 +727,38 @@ fn any_record() -> impl Strategy<Value = Record> {
     })
 }
 
+/// A chain of aliases and the addresses at its end, with all names in full, as CoreDNS writes them.
+fn chain(names: &[&str], kind: RecordType, ttls: &[u32]) -> Vec<u8> {
+    let wire = |name: &str| name.parse::<DomainName>().expect("a name").wire().to_vec();
+    let wire = |name: &str| [&wire(name.trim_end_matches('.'))[..], &[0]].concat();
+    let mut bytes = vec![0, 7, 0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0];
+    bytes.extend(wire(names[0]));
+    bytes.extend([u16::from(kind), 1].map(u16::to_be_bytes).concat());
+    let aliases = names.windows(2).map(|pair| (pair[0], 5, wire(pair[1])));
+    let len = if kind == RecordType::A { 4 } else { 16 };
+    let addresses = (1..=ttls.len().saturating_sub(names.len() - 1)).map(|last| {
+        let address = [vec![0x20; len - 1], vec![last as u8]].concat();
+        (names[names.len() - 1], u16::from(kind), address)
+    });
+    for ((owner, kind, data), ttl) in aliases.chain(addresses).zip(ttls) {
+        bytes[7] += 1;
+        bytes.extend(wire(owner));
+        bytes.extend([kind, 1].map(u16::to_be_bytes).concat());
+        bytes.extend(ttl.to_be_bytes());
+        bytes.extend((data.len() as u16).to_be_bytes());
+        bytes.extend(data);
+    }
+    bytes
+}
+
+/// Checks that the kernel opens no other addresses of a message than these, and for no longer.
+fn check_opened(opened: &Opened, known: &BTreeMap<IpAddr, Duration>) -> Result<(), TestCaseError> {
+    let opened_addresses: BTreeSet<IpAddr> = opened.addresses.iter().copied().collect();
+    prop_assert_eq!(&opened_addresses, &known.keys().copied().collect());
+    prop_assert!(known.values().all(|ttl| opened.ttl <= *ttl));
+    Ok(())
+}
+
 proptest! {
     #[test]
     fn no_bytes_make_it_panic(
@@ -752,6 +790,9 @@ proptest! {
             }
         }
         let known = of_whole(&bytes);
+        if let Some(opened) = opened::read_message(&bytes) {
+            check_opened(&opened, &known.clone().unwrap_or_default().into_iter().collect())?;
+        }
         // A client uses no other address of a denied name.
         let every = Response::read(&bytes).map(|response| response.every_address(ADDRESSES_MAX));
         if let (Ok(every), Some(known)) = (&every, &known) {
@@ -769,6 +810,31 @@ proptest! {
             (Ok(_), None) => prop_assert!(!changed.is_empty()),
             (Err(DnsError::CnameChain), None) => {}
             (Err(error), known) => prop_assert!(!changed.is_empty(), "{error}, {known:?}"),
+        }
+    }
+
+    /// What the kernel reads is what the agent and hickory read.
+    #[test]
+    fn the_kernel_opens_what_the_whole_message_says(
+        names in Just(["a.test", "b.a.test", "c.b.a.test", "www.example.com"]).prop_shuffle(),
+        length in 1..=4_usize,
+        kind in proptest::sample::select(&[RecordType::A, RecordType::AAAA][..]),
+        ttls in proptest::collection::vec(any::<u32>(), 4..18),
+        changed in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3),
+    ) {
+        let mut bytes = chain(&names[..length], kind, &ttls);
+        for (index, byte) in &changed {
+            let place = DNS_MESSAGE_MIN + index.index(bytes.len() - DNS_MESSAGE_MIN);
+            bytes[place] = *byte;
+        }
+        let opened = opened::read_message(&bytes);
+        let is_left = ttls.len() > 16;
+        prop_assert!(!changed.is_empty() || opened.is_some() != is_left);
+        if let Some(opened) = opened {
+            let answer = Answer::decode(&bytes).expect("the agent reads it");
+            check_opened(&opened, &answer.addresses.into_iter().collect())?;
+            let known = of_whole(&bytes).unwrap_or_default();
+            check_opened(&opened, &known.into_iter().collect())?;
         }
     }
 }

@@ -15,6 +15,7 @@ mod former_marks;
 mod groups;
 mod hold;
 mod hostile;
+mod kernel_opens;
 mod limits;
 mod model;
 mod policy;

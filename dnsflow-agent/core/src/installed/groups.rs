@@ -53,6 +53,8 @@ pub(crate) struct Groups {
     read_at: Option<Timestamp>,
     /// The kernel has refused a mark: addresses get flows of their own until then.
     refused_until: Option<Timestamp>,
+    /// Those that are not in force any more, since this was last asked for.
+    out_of_force: BTreeSet<GroupId>,
 }
 
 #[derive(Debug)]
@@ -84,6 +86,7 @@ impl Groups {
             found_former: BTreeSet::new(),
             read_at: None,
             refused_until: None,
+            out_of_force: BTreeSet::new(),
         }
     }
 
@@ -363,15 +366,19 @@ impl Groups {
 
     /// A flow of the group was lost.
     pub(crate) fn lost(&mut self, id: GroupId) {
-        if let Some(group) = self.groups.get_mut(&id) {
-            group.in_force = false;
+        if let Some(group) = self.groups.get_mut(&id)
+            && std::mem::take(&mut group.in_force)
+        {
+            self.out_of_force.insert(id);
         }
     }
 
     /// The connection is lost: the switch may come back without the flows. `comparisons` is how many have ended.
     pub(crate) fn disconnected(&mut self, comparisons: u32) {
-        for group in self.groups.values_mut() {
-            group.in_force = false;
+        for (id, group) in &mut self.groups {
+            if std::mem::take(&mut group.in_force) {
+                self.out_of_force.insert(*id);
+            }
             group.flows.written = Written::Unsent { comparisons };
         }
     }
@@ -388,6 +395,11 @@ impl Groups {
                 && !flows.is_lost()
                 && !flows.keys(target).any(|key| is_foreign(&key))
         })
+    }
+
+    /// The groups that are not in force any more, since the last call.
+    pub(crate) fn take_out_of_force(&mut self) -> BTreeSet<GroupId> {
+        std::mem::take(&mut self.out_of_force)
     }
 
     /// A comparison has ended. Returns the addresses that get their marks now.
@@ -442,6 +454,7 @@ impl Groups {
             let target = self.target(id);
             if let Some((group, target)) = self.groups.remove(&id).zip(target) {
                 group.flows.close(target, batch);
+                self.out_of_force.insert(id);
                 self.by_plan.remove(&group.plan);
                 self.resting.insert(id, now + GROUP_RESTS);
             }

@@ -23,6 +23,8 @@ pub struct Counters {
     pub answers_not_deferred: u64,
     /// Answers whose addresses were all open already.
     pub answers_known: u64,
+    /// Addresses of answers that the kernel has opened by itself, and that stay open.
+    pub addresses_opened_by_kernel: u64,
     /// Answers that would have opened an address if this were no dry run.
     pub answers_dry_run: u64,
     /// Answers that opened an address.

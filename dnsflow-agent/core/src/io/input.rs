@@ -1,11 +1,19 @@
 //! The inputs of the core, and its commands.
 
-use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    time::Duration,
+};
+
+use ipnet::IpNet;
 
 use crate::{
     Timestamp,
     ovn::rows::{InterfaceUpdate, MacAddress, NbUpdate, RowId, SbUpdate, Stage},
     values::{
+        class::NameClass,
         connection::{BlockedConnection, Path},
         firewall::FirewallUpdate,
         flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
@@ -28,6 +36,8 @@ pub struct Frame<'a> {
     pub from_pod: bool,
     /// Whether it was taken off the wire, and must be released ([`Command::Release`]).
     pub held: bool,
+    /// Whether the kernel has opened its addresses ([`Command::ChangeClasses`]).
+    pub opened: bool,
     /// The bytes of data in each piece that the kernel cuts a long TCP segment into (`gso_size`);
     /// zero if the frame is not to be cut.
     pub gso_size: u16,
@@ -96,6 +106,27 @@ pub enum MarkChange {
         ifindex: u32,
         /// The address.
         address: IpAddr,
+    },
+}
+
+/// A change of the classes of names whose addresses the kernel opens by itself.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum ClassChange {
+    /// Open addresses of this class.
+    Set {
+        /// The interface index of the veth's host side.
+        ifindex: u32,
+        /// The class.
+        class: NameClass,
+        /// The bits of the mark of packets to them, within the mask.
+        mark: u32,
+    },
+    /// Open them no longer.
+    Remove {
+        /// The interface index of the veth's host side.
+        ifindex: u32,
+        /// The class.
+        class: NameClass,
     },
 }
 
@@ -474,6 +505,10 @@ pub enum Command {
     /// Change marks, at once and in this order: later commands of the list rely on it. Answer with
     /// [`Input::MarksRefused`] if the kernel does not set some of them.
     Mark(Vec<MarkChange>),
+    /// Change the classes of names whose addresses the kernel opens, at once and in this order.
+    ChangeClasses(Vec<ClassChange>),
+    /// Leave answers with an address in one of these networks to the agent from now on (`true`), or no longer.
+    LeaveNetworks(BTreeMap<IpNet, bool>),
     /// Read all marks; answer with [`Input::Marks`], always. A command that comes while an earlier one is carried
     /// out replaces that one.
     ReadMarks,

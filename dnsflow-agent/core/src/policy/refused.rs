@@ -15,6 +15,7 @@ use std::{
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{
+    Command,
     io::{output::Output, report::Report},
     ovn::{
         rows::Interface,
@@ -396,6 +397,30 @@ impl Refusals {
         inner.map(IpAddr::V4)
     }
 
+    /// The networks whose addresses are refused to some port or to all.
+    fn networks(&self) -> BTreeSet<IpNet> {
+        let special = SPECIAL.iter().map(|(network, _)| network);
+        let private = PRIVATE.iter().filter(|_| self.private);
+        let pods = self.learned.pods.values();
+        let of_cluster = pods.chain([&self.cluster, &self.denied]);
+        let networks = of_cluster.flat_map(|networks| &networks.0);
+        let networks = networks.chain(special).chain(METADATA).chain(private);
+        networks.copied().collect()
+    }
+
+    /// Whether the address is refused by itself to some port or to all.
+    fn is_refused_by_itself(&self, address: IpAddr) -> bool {
+        let Learned {
+            services,
+            nodes,
+            dns,
+            ..
+        } = &self.learned;
+        let mut of_address = services.range((address, Concerned::Everybody)..);
+        let is_service = of_address.next().is_some_and(|(one, _)| *one == address);
+        is_service || nodes.contains(&address) || dns.contains(&address)
+    }
+
     fn allows(&self, address: IpAddr) -> bool {
         self.allowed.contains(address)
     }
@@ -559,6 +584,12 @@ pub(crate) struct RefusedAddresses {
     shared: BTreeMap<IpAddr, BTreeSet<String>>,
     /// Other networks and Services at the address of a trusted DNS server, as reported.
     covered: BTreeMap<Resolver, BTreeSet<String>>,
+    /// The networks whose addresses the kernel leaves to the agent.
+    left_by_kernel: BTreeSet<IpNet>,
+    /// The single addresses that it leaves to the agent.
+    addresses_left: BTreeSet<IpAddr>,
+    /// Of both, those that have come since the kernel was last told, and those that have gone.
+    left_changed: BTreeMap<IpNet, bool>,
     /// How many addresses were learned, looked up in the cache, or checked.
     #[cfg(test)]
     pub(crate) work: std::cell::Cell<usize>,
@@ -574,10 +605,14 @@ impl RefusedAddresses {
             overridden: BTreeMap::new(),
             shared: BTreeMap::new(),
             covered: BTreeMap::new(),
+            left_by_kernel: BTreeSet::new(),
+            addresses_left: BTreeSet::new(),
+            left_changed: BTreeMap::new(),
             #[cfg(test)]
             work: std::cell::Cell::default(),
         };
         refused.tell_overridden(out);
+        refused.leave_networks();
         refused
     }
 
@@ -683,9 +718,54 @@ impl RefusedAddresses {
 
     /// Reports the networks that `--allow-answers` opens, if these addresses may change them.
     fn changed(&mut self, recheck: &Recheck, out: &mut Output) {
+        self.leave_addresses(&recheck.addresses);
+        if !recheck.networks.is_empty() {
+            self.leave_networks();
+        }
         let mut addresses = recheck.addresses.iter();
         if !recheck.networks.is_empty() || addresses.any(|address| self.refusals.allows(*address)) {
             self.tell_overridden(out);
+        }
+    }
+
+    /// Notes which networks the kernel has to leave to the agent.
+    fn leave_networks(&mut self) {
+        let mut networks = self.refusals.networks();
+        networks.extend(self.translating().map(IpNet::V6));
+        let before = std::mem::replace(&mut self.left_by_kernel, networks);
+        for network in before.symmetric_difference(&self.left_by_kernel) {
+            let is_left = self.is_left(network);
+            self.left_changed.insert(*network, is_left);
+        }
+    }
+
+    /// The same for single addresses that may have changed.
+    fn leave_addresses(&mut self, changed: &BTreeSet<IpAddr>) {
+        for address in changed {
+            let is_news = match self.refusals.is_refused_by_itself(*address) {
+                true => self.addresses_left.insert(*address),
+                false => self.addresses_left.remove(address),
+            };
+            if is_news {
+                let network = IpNet::from(*address);
+                let is_left = self.is_left(&network);
+                self.left_changed.insert(network, is_left);
+            }
+        }
+    }
+
+    fn is_left(&self, network: &IpNet) -> bool {
+        let is_single = network.prefix_len() == network.max_prefix_len();
+        self.left_by_kernel.contains(network)
+            || is_single && self.addresses_left.contains(&network.addr())
+    }
+
+    /// Tells the kernel which addresses it leaves to the agent from now on: those that may be refused, in whatever form.
+    /// Without marks, it opens none.
+    pub(crate) fn give_out_networks(&mut self, has_marks: bool, out: &mut Output) {
+        let changes = std::mem::take(&mut self.left_changed);
+        if has_marks && !changes.is_empty() {
+            out.command(Command::LeaveNetworks(changes));
         }
     }
 

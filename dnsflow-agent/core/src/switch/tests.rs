@@ -873,7 +873,7 @@ fn a_batch_of_which_other_pods_have_written_all_is_over_with_its_parts() {
         addresses: Vec::new(),
         rules: Vec::new(),
         changes: 1,
-        captured_at: NOW,
+        waits_since: Some(NOW),
     };
     setup.switch.open(PORT, batch, Some(opening));
     setup.flush();

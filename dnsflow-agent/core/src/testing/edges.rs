@@ -2,20 +2,27 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use ipnet::IpNet;
+
 use dnsflow_common::walk::{self, Packet, Ports};
 
 use super::{Node, frame, ifindex_of, sentinel_of};
 use crate::{
     Command, Input, Timestamp,
-    dns::Response,
+    dns::{
+        Response,
+        opened::{self, Opened},
+    },
     io::input::{
-        AttachCommand, BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow,
-        MarkChange, MarkFound, MarkRefused, NameSetId,
+        AttachCommand, BatchError, BatchId, ClassChange, CookieCount, FlowQuestion, FlowReply,
+        FoundFlow, MarkChange, MarkFound, MarkRefused, NameSetId,
     },
     ovn::rows::{RowId, Stage},
     values::{
+        class::NameClass,
         connection::Path,
         flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
+        limits::{CacheLimits, MARK_SLACK},
         name::DomainName,
     },
 };
@@ -36,6 +43,11 @@ pub struct Kernel {
     pub recorded: BTreeSet<u32>,
     /// Whether the filter has no room, so that all answers leave the kernel.
     pub no_room: bool,
+    /// Whether addresses of known classes are left to the agent all the same.
+    pub opens_nothing: bool,
+    /// The classes, and the marks of packets to their addresses.
+    pub classes: BTreeMap<(u32, NameClass), u32>,
+    networks: BTreeSet<IpNet>,
 }
 
 impl Kernel {
@@ -56,9 +68,51 @@ impl Kernel {
         };
         name.suffixes().any(|suffix| names.contains(suffix))
     }
+
+    /// The mark of packets to the addresses of an answer, and these, if the kernel opens them by itself.
+    fn opens(&self, ifindex: u32, bytes: &[u8]) -> Option<(u32, Opened)> {
+        let names = self.name_sets.get(&ifindex).map(|id| &self.names[id])?;
+        let Ok(Packet::UdpAnswer(message)) = walk::from_server(&bytes, &Ports::DNS) else {
+            return None;
+        };
+        let Response { name, .. } = Response::read(message.payload_of(bytes)?).ok()?;
+        let opened = opened::read(bytes, &Ports::DNS)?;
+        let mut addresses = opened.addresses.iter();
+        let is_ipv6 = opened.addresses.first()?.is_ipv6();
+        let class = NameClass::of(&name, names, is_ipv6)?;
+        let mark = *self.classes.get(&(ifindex, class))?;
+        let is_left =
+            addresses.any(|address| self.networks.iter().any(|net| net.contains(address)));
+        (!self.opens_nothing && !is_left).then_some((mark, opened))
+    }
 }
 
 impl Node {
+    /// The kernel opens the addresses of an answer, if it may. Returns whether it has.
+    pub(super) fn open_in_kernel(&mut self, ifindex: u32, bytes: &[u8]) -> bool {
+        let Some((mark, opened)) = self.kernel.opens(ifindex, bytes) else {
+            return false;
+        };
+        let places: Vec<_> = opened
+            .addresses
+            .iter()
+            .map(|address| (ifindex, *address))
+            .collect();
+        let marks = &mut self.marks;
+        let is_other = |place| marks.get(place).is_some_and(|(known, ..)| *known != mark);
+        if places.iter().any(is_other) {
+            return false;
+        }
+        let CacheLimits {
+            min_ttl, max_ttl, ..
+        } = CacheLimits::default();
+        let until = self.now + opened.ttl.max(min_ttl).min(max_ttl) + MARK_SLACK;
+        for place in places {
+            marks.entry(place).or_insert((mark, until, None));
+        }
+        true
+    }
+
     /// Carries out the commands.
     pub fn obey(&mut self) {
         loop {
@@ -153,6 +207,31 @@ impl Node {
                     }
                 }
                 (!refused.is_empty()).then_some(Input::MarksRefused(refused))
+            }
+            Command::ChangeClasses(changes) => {
+                for change in changes {
+                    let classes = &mut self.kernel.classes;
+                    match change {
+                        ClassChange::Set {
+                            ifindex,
+                            class,
+                            mark,
+                        } => drop(classes.insert((ifindex, class), mark)),
+                        ClassChange::Remove { ifindex, class } => {
+                            classes.remove(&(ifindex, class));
+                        }
+                    }
+                }
+                None
+            }
+            Command::LeaveNetworks(changes) => {
+                for (network, is_left) in changes {
+                    match is_left {
+                        true => self.kernel.networks.insert(network),
+                        false => self.kernel.networks.remove(&network),
+                    };
+                }
+                None
             }
             Command::ReadMarks if self.hides_marks => Some(Input::Marks {
                 found: None,

@@ -172,6 +172,7 @@ pub fn frame(ifindex: u32, captured_at: Timestamp, bytes: &[u8]) -> Frame<'_> {
         bytes,
         from_pod: false,
         held: false,
+        opened: false,
         gso_size: 0,
         left_out: 0,
     }

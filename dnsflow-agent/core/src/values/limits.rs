@@ -374,6 +374,10 @@ pub const DENIAL_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
 /// Groups of one port, an eighth of the numbers that there are by default. A pod needs one for each set of rules that
 /// an address of its has. Beyond, addresses get flows of their own, and other pods have their numbers.
 pub(crate) const GROUPS_PER_PORT_MAX: usize = 256;
+/// Classes of names of one port whose addresses the kernel opens. Beyond, the agent opens them.
+pub(crate) const CLASSES_PER_PORT_MAX: usize = 256;
+/// The same of all ports: half of the room in the kernel, because elements rest before they are used again.
+pub(crate) const CLASSES_PER_NODE_MAX: usize = dnsflow_common::key::CLASSES_MAX as usize / 2;
 /// How long the flows of a group stay that no address has: pods ask for the same names again.
 pub(crate) const GROUP_STAYS: Duration = Duration::from_secs(60);
 /// How long the number of a group is not given to another one after its end, or after the last comparison that has found
@@ -387,4 +391,4 @@ pub(crate) const SWEPT_MAX: usize = 1 << 14;
 pub(crate) const MARKS_REFUSED: Duration = Duration::from_secs(60);
 /// How long a mark counts after the last end of the address's names. In this time the agent reads whether the
 /// address is in use, and prolongs the mark if it is.
-pub(crate) const MARK_SLACK: Duration = Duration::from_secs(60);
+pub const MARK_SLACK: Duration = Duration::from_secs(60);

@@ -26,7 +26,10 @@ impl Listeners {
     fn tell(&self, report: Report) {
         match &report {
             Report::Ready { .. } => self.health.synced(),
-            Report::Opened { activation, .. } => self.observed.opened(*activation),
+            Report::Opened {
+                activation: Some(activation),
+                ..
+            } => self.observed.opened(*activation),
             Report::Trusting(resolvers) => self.health.trusting(!resolvers.is_empty()),
             Report::TableTooLarge(table) if !table.is_left_out => self.health.too_large(table),
             Report::TableReadAgain { database, table } => {
@@ -102,6 +105,8 @@ impl Hot {
             Command::ReplayAnswers => kernel.frames.replay(engine),
             Command::ConfirmFilter => engine.handle(Input::FilterConfirmed, now()),
             Command::Mark(changes) => kernel.marks.change(changes, engine),
+            Command::ChangeClasses(changes) => kernel.opening.change(changes),
+            Command::LeaveNetworks(networks) => kernel.opening.leave(&networks),
             Command::ReadMarks => kernel.marks.begin_reading(),
             Command::Release(frame) => kernel.releasing.release(&frame, engine),
             Command::FindDropping(paths) => peers.find_dropping(paths, engine),

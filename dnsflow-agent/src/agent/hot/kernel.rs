@@ -1,20 +1,22 @@
 //! What the hot thread has of the kernel: captured frames, what is to be captured, marks, and the way back onto the
 //! veths.
 
-use std::{io, time::Duration};
+use std::{collections::BTreeMap, io, time::Duration};
 
+use dnsflow_common::{key::ClassKey, question::NameHash, walk::Version};
 use dnsflow_core::{
-    Input,
+    Input, Timestamp,
     engine::Engine,
-    io::input::{Frame, HeldFrame, MarkChange, MarkRefused},
+    io::input::{ClassChange, Frame, HeldFrame, MarkChange, MarkFound, MarkRefused},
     values::resolver::Resolver,
 };
+use ipnet::IpNet;
 use tracing::{info, warn};
 
 use crate::{
     capture::{
-        DeferredAnswers, Drained, Entries, InterfaceSet, Left, NameFilter, Reading, Records,
-        Releaser, Resolvers,
+        Classes, DeferredAnswers, Drained, Entries, InterfaceSet, Left, NameFilter, Networks,
+        Reading, Records, Releaser, Resolvers,
     },
     causes::Causes,
     clock::now,
@@ -30,6 +32,7 @@ const TURN_MAX: Duration = Duration::from_millis(1);
 pub(crate) struct Kernel {
     pub(crate) frames: Frames,
     pub(crate) marks: Marks,
+    pub(crate) opening: Opening,
     pub(crate) releasing: Releasing,
     pub(crate) resolvers: Resolvers,
     pub(crate) names: NameFilter,
@@ -74,6 +77,22 @@ impl Frames {
             hand_in(frame, engine, deferred);
             now() < end
         })
+    }
+
+    /// Takes the frames of one turn, also those that the runtime has not noticed. Says whether all are taken that were
+    /// handed over before this time.
+    pub(super) fn take_until(&mut self, before: Timestamp, engine: &mut Engine) -> bool {
+        let Self {
+            records, deferred, ..
+        } = self;
+        let end = now() + TURN_MAX;
+        let mut are_taken = false;
+        let drained = records.drain_now(FRAMES_PER_TURN, |frame| {
+            are_taken |= frame.captured_at >= before;
+            hand_in(frame, engine, deferred);
+            now() < end
+        });
+        are_taken || drained == Drained::Empty
     }
 
     /// Takes all frames, at the end of the agent.
@@ -127,6 +146,8 @@ pub(crate) struct Marks {
     entries: Entries,
     /// The reading of the entries that is under way.
     reading: Option<Reading>,
+    /// What was read last and the engine does not know yet.
+    part: Option<Part>,
 }
 
 impl Marks {
@@ -135,6 +156,7 @@ impl Marks {
         Self {
             entries,
             reading: None,
+            part: None,
         }
     }
 
@@ -171,18 +193,31 @@ impl Marks {
     /// Begins a reading of all marks.
     pub(super) fn begin_reading(&mut self) {
         self.reading = Some(Reading::default());
+        self.part = None;
     }
 
     /// Whether a reading is under way.
     pub(super) fn is_reading(&self) -> bool {
-        self.reading.is_some()
+        self.reading.is_some() || self.part.is_some()
     }
 
-    /// Hands the next marks of the reading that is under way to the engine.
-    pub(super) fn read(&mut self, engine: &mut Engine) {
-        let Some(reading) = &mut self.reading else {
+    /// Hands the next marks of the reading that is under way to the engine. The frames whose addresses the programs have
+    /// opened before come first: else nobody would know whose these marks are.
+    pub(super) fn read(&mut self, frames: &mut Frames, engine: &mut Engine) {
+        let Some(part) = self.part.take().or_else(|| self.read_part()) else {
             return;
         };
+        if frames.take_until(part.read_at, engine) {
+            let Part { found, more, .. } = part;
+            engine.handle(Input::Marks { found, more }, now());
+        } else {
+            self.part = Some(part);
+        }
+    }
+
+    /// Reads some marks.
+    fn read_part(&mut self) -> Option<Part> {
+        let reading = self.reading.as_mut()?;
         let found = match self.entries.read(reading) {
             Ok(found) => Some(found),
             Err(error) => {
@@ -194,7 +229,76 @@ impl Marks {
         if !more {
             self.reading = None;
         }
-        engine.handle(Input::Marks { found, more }, now());
+        Some(Part {
+            found,
+            more,
+            read_at: now(),
+        })
+    }
+}
+
+/// A part of a reading of the marks.
+struct Part {
+    /// `None`: the kernel has refused it.
+    found: Option<Vec<MarkFound>>,
+    /// Whether it is not the last one.
+    more: bool,
+    read_at: Timestamp,
+}
+
+/// What the programs open without the agent.
+pub(crate) struct Opening {
+    classes: Classes,
+    networks: Networks,
+}
+
+impl Opening {
+    /// Nothing yet.
+    pub(crate) fn of(classes: Classes, networks: Networks) -> Self {
+        Self { classes, networks }
+    }
+
+    /// Changes the classes of names whose addresses the programs open.
+    pub(super) fn change(&mut self, changes: Vec<ClassChange>) {
+        for change in changes {
+            let (ifindex, class, mark) = match change {
+                ClassChange::Set {
+                    ifindex,
+                    class,
+                    mark,
+                } => (
+                    ifindex,
+                    class,
+                    Some(mark).filter(|_| self.networks.has_all()),
+                ),
+                ClassChange::Remove { ifindex, class } => (ifindex, class, None),
+            };
+            let version = match class.is_ipv6 {
+                false => Version::V4,
+                true => Version::V6,
+            };
+            let base = class.base.wire();
+            let key = ClassKey::new(ifindex, NameHash::of(base), class.depth, version);
+            let changed = match mark {
+                Some(mark) => self.classes.set(key, base, mark, now()),
+                None => self.classes.remove(key, now()),
+            };
+            if let Err(error) = changed {
+                warn!(ifindex, base = %class.base, %error, "the kernel does not take over which names to open");
+            }
+        }
+    }
+
+    /// Has the programs leave these networks to the agent, or no longer. If they do not know all networks, they open
+    /// nothing.
+    pub(super) fn leave(&mut self, changes: &BTreeMap<IpNet, bool>) {
+        let Err(error) = self.networks.change(changes) else {
+            return;
+        };
+        warn!(%error, "the kernel opens nothing by itself: it does not take the networks to leave out");
+        for error in self.classes.clear(now()) {
+            warn!(%error, "the kernel goes on to open names by itself");
+        }
     }
 }
 

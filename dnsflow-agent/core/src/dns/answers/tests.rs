@@ -42,6 +42,7 @@ fn a_frame_that_is_no_dns_is_counted_and_carries_nothing() {
         bytes: b"noise",
         from_pod: false,
         held: true,
+        opened: false,
         gso_size: 0,
         left_out: 0,
     };

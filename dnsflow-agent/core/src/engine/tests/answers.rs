@@ -44,7 +44,7 @@ fn an_answer_opens_its_addresses_for_the_pod_at_the_rules_place() {
             "ns1_p1",
             "www.example.com".into(),
             vec![0],
-            Duration::from_micros(50)
+            Some(Duration::from_micros(50))
         ))
     );
 }

@@ -583,7 +583,7 @@ fn an_answer_waits_for_the_batch_that_brings_the_flows_of_its_group() {
         .reports
         .iter()
         .filter_map(|report| match report {
-            Report::Opened { activation, .. } => Some(*activation),
+            Report::Opened { activation, .. } => *activation,
             _ => None,
         })
         .collect();

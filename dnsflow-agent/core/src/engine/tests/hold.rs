@@ -24,6 +24,7 @@ impl Node {
         let frame = Frame {
             from_pod: false,
             held: true,
+            opened: false,
             ..frame(ifindex, self.now, &bytes)
         };
         self.give_frame(frame);
@@ -122,6 +123,7 @@ fn what_asks_for_nothing_goes_back_at_once() {
         let frame = Frame {
             from_pod: false,
             held: true,
+            opened: false,
             ..frame(ifindex, node.now, &noise)
         };
         node.give_frame(frame);

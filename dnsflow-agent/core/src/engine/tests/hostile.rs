@@ -991,6 +991,7 @@ fn do_harm(node: &mut Node, harms: &[Harm]) {
                 last = Some((ifindex, bytes.clone()));
                 let frame = Frame {
                     held: *held,
+                    opened: false,
                     ..frame(ifindex, node.now, &bytes)
                 };
                 node.give_frame(frame);
@@ -1009,6 +1010,7 @@ fn do_harm(node: &mut Node, harms: &[Harm]) {
             } => {
                 let frame = Frame {
                     held: *held,
+                    opened: false,
                     ..frame(*ifindex, node.now, bytes)
                 };
                 node.give_frame(frame);

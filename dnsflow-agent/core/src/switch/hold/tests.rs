@@ -44,6 +44,7 @@ fn udp(bytes: &[u8], captured_at: u64) -> Taken<'_> {
         bytes,
         from_pod: false,
         held: true,
+        opened: false,
         gso_size: 0,
         left_out: 0,
     };

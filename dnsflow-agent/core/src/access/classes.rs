@@ -1,0 +1,98 @@
+//! The classes of names whose addresses the kernel opens by itself.
+//!
+//! Which rules match a name depends on the longest of the names that the rules mention, of those that it lies at or below,
+//! and on whether it lies at it, one label below, or deeper. So all names of a class have one plan for each IP version.
+//! Once the switch has the flows of its group, the kernel may open further addresses of the class: nothing is to be
+//! written to the switch (`docs/decisions/kernel-opens.md`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    Command,
+    installed::{GroupId, Groups},
+    io::{input::ClassChange, output::Output},
+    values::{
+        class::NameClass,
+        ids::PortId,
+        limits::{CLASSES_PER_NODE_MAX, CLASSES_PER_PORT_MAX},
+    },
+};
+
+/// The classes that the kernel knows, and what it is still to be told.
+#[derive(Debug, Default)]
+pub(crate) struct Classes {
+    of_ports: BTreeMap<PortId, OfPort>,
+    /// How many there are.
+    count: usize,
+    changes: Vec<ClassChange>,
+}
+
+/// The classes of one port.
+#[derive(Debug)]
+struct OfPort {
+    ifindex: u32,
+    groups: BTreeMap<NameClass, GroupId>,
+}
+
+impl Classes {
+    /// The kernel may open further addresses of this class: they have this group, which is in force.
+    pub(crate) fn open(&mut self, port: PortId, class: NameClass, id: GroupId, groups: &Groups) {
+        let (Some(ifindex), Some(mark)) = (groups.interface(port), groups.mark(id)) else {
+            return;
+        };
+        let is_full = self.count >= CLASSES_PER_NODE_MAX;
+        let of_port = self.of_ports.entry(port).or_insert_with(|| OfPort {
+            ifindex,
+            groups: BTreeMap::new(),
+        });
+        let is_known = of_port.groups.contains_key(&class);
+        if of_port.groups.get(&class) == Some(&id)
+            || !is_known && (is_full || of_port.groups.len() >= CLASSES_PER_PORT_MAX)
+        {
+            return;
+        }
+        self.count += usize::from(!is_known);
+        of_port.groups.insert(class.clone(), id);
+        self.changes.push(ClassChange::Set {
+            ifindex,
+            class,
+            mark: mark.value(),
+        });
+    }
+
+    /// The rules for a port, or where they are enforced, may be others: the kernel opens nothing at its interface before
+    /// an answer has shown that the rules are in force.
+    pub(crate) fn forget(&mut self, port: PortId) {
+        if let Some(OfPort { ifindex, groups }) = self.of_ports.remove(&port) {
+            self.count -= groups.len();
+            let gone = groups.into_keys();
+            let gone = gone.map(|class| ClassChange::Remove { ifindex, class });
+            self.changes.extend(gone);
+        }
+    }
+
+    /// The same for groups that are not in force any more.
+    pub(crate) fn forget_groups(&mut self, gone: &BTreeSet<GroupId>) {
+        for OfPort { ifindex, groups } in self.of_ports.values_mut() {
+            let before = groups.len();
+            groups.retain(|class, id| {
+                let stays = !gone.contains(id);
+                if !stays {
+                    self.changes.push(ClassChange::Remove {
+                        ifindex: *ifindex,
+                        class: class.clone(),
+                    });
+                }
+                stays
+            });
+            self.count -= before - groups.len();
+        }
+    }
+
+    /// Tells the kernel of the changes.
+    pub(crate) fn give_out(&mut self, out: &mut Output) {
+        if !self.changes.is_empty() {
+            out.command(Command::ChangeClasses(std::mem::take(&mut self.changes)));
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Addresses that the kernel opens by itself.
+
+use std::num::NonZeroU32;
+
+use dnsflow_common::question::Depth;
+
+use super::*;
+use crate::io::input::{ClassChange, MarkChange};
+
+const MASK: u32 = 0xffe0_0000;
+
+fn rules() -> [Rule; 2] {
+    [allow("example.com"), deny_all()]
+}
+
+fn node() -> Node {
+    let mut node = Node::bare();
+    node.engine = Engine::new(Config {
+        mark_mask: NonZeroU32::new(MASK),
+        ..Config::default()
+    });
+    node.start(&rules())
+}
+
+/// A node whose kernel opens what is one label below `example.com`.
+fn opening() -> Node {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    assert_eq!(
+        node.kernel.classes.len(),
+        0,
+        "the flows are to come into force first"
+    );
+    node.answer("p1", "api.example.com", &[OTHER], 600);
+    let classes = node.kernel.classes.keys();
+    let classes: Vec<_> = classes
+        .map(|(_, class)| (class.base.to_string(), class.depth, class.is_ipv6))
+        .collect();
+    assert_eq!(classes, [("example.com".to_owned(), Depth::Child, false)]);
+    node.log.clear();
+    node
+}
+
+/// An address that nobody was told before.
+const FRESH: [u8; 4] = [203, 0, 113, 77];
+
+fn is_marked(node: &Node, address: [u8; 4]) -> bool {
+    let place = (ifindex_of(node.pods["ns1_p1"]), address.into());
+    node.marks.contains_key(&place)
+}
+
+#[test]
+fn a_further_address_of_a_class_is_open_before_the_agent_knows() {
+    let mut node = opening();
+    let waiting = node.waiting.insert(Default::default());
+    waiting.clear();
+    node.answer("p1", "cdn.example.com", &[FRESH], 600);
+    assert!(is_marked(&node, FRESH), "no command was carried out");
+    let waiting = node.waiting.take().expect("commands");
+    assert!(
+        !waiting
+            .iter()
+            .any(|command| matches!(command, Command::Apply { .. }))
+    );
+    let removed = waiting.iter().any(|command| match command {
+        Command::Mark(changes) => {
+            let is_removal = |change: &MarkChange| matches!(change, MarkChange::Remove { .. });
+            changes.iter().any(is_removal)
+        }
+        _ => false,
+    });
+    assert!(!removed, "{waiting:?}");
+    assert_eq!(node.engine.counters().addresses_opened_by_kernel, 1);
+    // Names that rules may tell apart go to the agent.
+    let mut node = opening();
+    node.answer("p1", "a.b.example.com", &[FRESH], 600);
+    node.answer("p1", "example.com", &[[203, 0, 113, 78]], 600);
+    assert_eq!(node.engine.counters().addresses_opened_by_kernel, 0);
+    assert!(is_marked(&node, FRESH));
+}
+
+#[test]
+fn after_an_edit_the_kernel_opens_nothing_by_former_rules() {
+    let mut node = opening();
+    let edited = [allow("other.test"), deny_all()];
+    node.set_firewall(&edited);
+    node.set_ovn(&edited);
+    assert_eq!(node.kernel.classes, Default::default());
+    let position = |wanted: fn(&Command) -> bool| node.log.iter().position(wanted);
+    let forgotten = position(|command| matches!(command, Command::ChangeClasses(_)));
+    let changed = position(|command| matches!(command, Command::Apply { .. } | Command::Mark(_)));
+    assert!(forgotten.is_some() && forgotten < changed, "{:?}", node.log);
+    node.answer("p1", "cdn.example.com", &[FRESH], 600);
+    assert!(!is_marked(&node, FRESH));
+}
+
+/// The program has looked the class up just before, and the agent hears of it later.
+#[test]
+fn what_the_kernel_opens_beside_an_edit_is_closed() {
+    for edited in [vec![deny_all()], vec![allow("other.test"), deny_all()]] {
+        let mut node = opening();
+        let classes = node.kernel.classes.clone();
+        node.set_firewall(&edited);
+        node.set_ovn(&edited);
+        node.kernel.classes = classes;
+        node.answer("p1", "cdn.example.com", &[FRESH], 600);
+        assert!(!is_marked(&node, FRESH), "{edited:?}");
+    }
+}
+
+#[test]
+fn without_its_flows_a_class_is_not_opened() {
+    let mut node = opening();
+    let key = node.of_rules().next().expect("a flow").clone();
+    let (cookie, _) = node.switch.remove(&key).expect("it is there");
+    node.switch_answers = false;
+    node.give(Input::FlowLost { key, cookie });
+    assert_eq!(node.kernel.classes, Default::default());
+    let mut node = opening();
+    node.give(Input::SwitchDown);
+    assert_eq!(node.kernel.classes, Default::default());
+}
+
+#[test]
+fn what_meets_a_limit_is_closed() {
+    let mut node = opening();
+    let addresses = node.engine.told.cache.limits().addresses_per_name_max;
+    let told: Vec<[u8; 4]> = (0..16_u8).map(|last| [198, 51, 100, last]).collect();
+    for round in 0..=addresses / told.len() {
+        let told: Vec<_> = told
+            .iter()
+            .map(|[a, b, _, last]| [*a, *b, round as u8, *last])
+            .collect();
+        node.answer("p1", "many.example.com", &told, 600);
+    }
+    let told = node.marks.keys().filter(|(_, address)| {
+        let IpAddr::V4(address) = address else {
+            return false;
+        };
+        address.octets()[0] == 198
+    });
+    assert_eq!(told.count(), addresses);
+}
+
+#[test]
+fn an_address_that_is_refused_is_left_to_the_agent() {
+    let metadata = [169, 254, 169, 254];
+    let mut node = opening();
+    node.answer("p1", "meta.example.com", &[metadata], 600);
+    assert!(!is_marked(&node, metadata));
+    let was_marked = node.log.iter().any(|command| match command {
+        Command::Mark(changes) => {
+            let of_it = |change: &MarkChange| matches!(change, MarkChange::Remove { address, .. } if *address == IpAddr::from(metadata));
+            changes.iter().any(of_it)
+        }
+        _ => false,
+    });
+    assert!(!was_marked, "the kernel had opened it");
+    let refused = node.engine.refused().iter();
+    assert_eq!(refused.map(|(_, count)| count).sum::<u64>(), 1);
+}
+
+#[test]
+fn a_pod_that_goes_takes_its_classes_along() {
+    let mut node = opening();
+    node.remove_interface("p1");
+    assert_eq!(node.kernel.classes, Default::default());
+    let changes = node.log.iter().filter_map(|command| match command {
+        Command::ChangeClasses(changes) => Some(changes.clone()),
+        _ => None,
+    });
+    let changes: Vec<_> = changes.flatten().collect();
+    assert!(
+        matches!(changes[..], [ClassChange::Remove { .. }]),
+        "{changes:?}"
+    );
+}

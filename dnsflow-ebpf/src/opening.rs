@@ -1,0 +1,240 @@
+//! Opening the addresses of an answer without the agent.
+//!
+//! The agent says for a class of names which mark packets to their addresses get ([`Class`]). The flows that match this
+//! mark are in force then. So the program only has to make the entries, and the answer need not wait.
+
+use aya_ebpf::{EbpfContext as _, helpers::generated::bpf_skb_load_bytes};
+use dnsflow_common::{
+    Reason,
+    bound::{self, Word},
+    key::{Class, ClassKey, Entry, EntryKey},
+    opening::{MESSAGE_MAX, Message, RECORDS_MAX},
+    record::{KIND_ANSWER, KIND_OPENED},
+    walk::Reader as _,
+};
+
+use crate::{
+    capture,
+    found::{Found, Kind},
+    hold, maps,
+    skb::Frame,
+    trust::now_ns,
+};
+
+/// What the program works on.
+#[repr(C)]
+pub struct Opening {
+    message: Message,
+    /// Whether the answer is held if it is left to the agent.
+    holds: Word,
+    /// The kind of its record.
+    kind: Word,
+    /// The mark of its class.
+    mark: Word,
+    /// The entries that were made, by their numbers.
+    made: Word,
+}
+
+/// `BPF_NOEXIST` and `BPF_EXIST` (Linux include/uapi/linux/bpf.h): only if there is nothing, or something.
+const NOTHING_THERE: u64 = 1;
+const SOMETHING_THERE: u64 = 2;
+
+/// What an insertion says of a key that is there (`EEXIST` in Linux include/uapi/asm-generic/errno-base.h).
+const IS_THERE: i32 = -17;
+
+/// Whether the addresses of this answer may be opened, as far as its headers say.
+#[inline(always)]
+pub fn may_open(frame: &Frame<'_>, found: &Found) -> bool {
+    // SAFETY: the context is the kernel's.
+    let gso_size = unsafe { (*frame.ctx.skb.skb).gso_size };
+    maps::mark_mask() != 0
+        && found.kind() == Kind::Message
+        && !found.is_first_fragment()
+        && !found.has_tag()
+        && !frame.has_tag_outside()
+        && gso_size == 0
+}
+
+/// Goes on with the program that opens, if there is one.
+#[inline(always)]
+pub fn go_on(frame: &Frame<'_>, holds: bool) -> Result<(), Reason> {
+    opening()?.holds.set(holds.into());
+    // SAFETY: nothing here is to be dropped.
+    unsafe { maps::OPENERS.tail_call(frame.ctx, 0) }
+    Ok(())
+}
+
+/// Opens the addresses of the answer, or leaves it to the agent. Says what became of the frame.
+#[inline(always)]
+pub fn open(frame: &Frame<'_>) -> Result<Reason, Reason> {
+    let opening = opening()?;
+    let kind = match opening.prepare(frame) {
+        Some(()) => KIND_OPENED,
+        None => {
+            if opening.holds.get() != 0 {
+                hold::go_on(frame);
+            }
+            KIND_ANSWER
+        }
+    };
+    opening.kind.set(kind.into());
+    let kind = opening.kind.get() as u16;
+    // First the record: the agent knows of each entry.
+    let reason = capture::capture(frame, kind);
+    if kind != KIND_OPENED {
+        return Ok(reason);
+    }
+    match reason {
+        Reason::Opened => opening.make_entries(frame.ifindex(), reason),
+        // Nobody reads the ring buffer.
+        Reason::RingFull if !hold::is_agent_well() => {
+            opening.make_entries(frame.ifindex(), Reason::OpenedUntold)
+        }
+        _ => Err(reason),
+    }
+}
+
+#[inline(always)]
+fn opening() -> Result<&'static mut Opening, Reason> {
+    let opening = maps::OPENING.get_ptr_mut(0).ok_or(Reason::CopyFailed)?;
+    // SAFETY: the value is one that no other CPU uses (`maps`).
+    Ok(unsafe { &mut *opening })
+}
+
+impl Opening {
+    /// Reads the addresses, and finds the mark of the class. `None`: the answer is left to the agent.
+    #[inline(always)]
+    fn prepare(&mut self, frame: &Frame<'_>) -> Option<()> {
+        self.read(frame)?;
+        let mut number = 0;
+        while number < RECORDS_MAX {
+            if number >= self.message.count() {
+                break;
+            }
+            if maps::is_refused(self.message.version(), self.message.address(number)) {
+                return None;
+            }
+            let key = self.key(frame.ifindex(), number);
+            number += 1;
+            // What is read may be another address's (`maps`): then the agent decides.
+            // SAFETY: the memory stays that of an element of this map, and its fields are words.
+            if let Some(entry) = unsafe { maps::ENTRIES.get(&key) }
+                && entry.mark != self.mark.get()
+            {
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    /// Reads the message, and finds its class.
+    #[inline(always)]
+    fn read(&mut self, frame: &Frame<'_>) -> Option<()> {
+        // SAFETY: both are values that no other CPU uses (`maps`). The program before has written them for this frame.
+        let (found, question) = unsafe {
+            (
+                &*maps::FOUND.get_ptr(0)?,
+                &mut *maps::QUESTION.get_ptr_mut(0)?,
+            )
+        };
+        let at = found.message;
+        let len = found.message_len.min(frame.len().saturating_sub(at));
+        if len == 0 || len > MESSAGE_MAX {
+            return None;
+        }
+        // SAFETY: the buffer has room for as many bytes as `length` can give.
+        let error = unsafe {
+            bpf_skb_load_bytes(
+                frame.ctx.as_ptr(),
+                at,
+                self.message.bytes_mut().as_mut_ptr().cast(),
+                bound::length::<{ MESSAGE_MAX - 1 }>(len),
+            )
+        };
+        if error != 0 {
+            return None;
+        }
+        self.message.read(len, question.name_len())?;
+        let base = question.base()?;
+        let key = ClassKey::new(
+            frame.ifindex(),
+            base.hash,
+            base.depth,
+            self.message.version(),
+        );
+        // SAFETY: the value is one word, of this key or of another one (`maps`).
+        let place = *unsafe { maps::CLASS_PLACES.get(&key)? };
+        let class: &Class = maps::CLASSES.get(place)?;
+        let is_it = class.key.is(&key)
+            && class.base_len == base.len
+            && question.base_is(&class.base, &base);
+        self.mark.set(class.mark);
+        is_it.then_some(())
+    }
+
+    /// Makes the entries of all addresses, or none.
+    #[inline(always)]
+    fn make_entries(&mut self, ifindex: u32, reason: Reason) -> Result<Reason, Reason> {
+        let until_ns = now_ns() + maps::entry_time_ns(self.message.ttl());
+        self.made.set(0);
+        let mut number = 0;
+        while number < RECORDS_MAX {
+            if number >= self.message.count() {
+                return Ok(reason);
+            }
+            let key = self.key(ifindex, number);
+            let entry = Entry::new(self.mark.get(), until_ns);
+            match maps::ENTRIES.insert(&key, &entry, NOTHING_THERE) {
+                Ok(()) => self.made.set(self.made.get() | 1 << number),
+                // The agent moves the end on, if it is well.
+                Err(IS_THERE) => {
+                    if reason == Reason::OpenedUntold {
+                        self.move_end(&key, until_ns);
+                    }
+                }
+                Err(_) => {
+                    self.take_back(ifindex);
+                    return Err(Reason::EntriesFull);
+                }
+            }
+            number += 1;
+        }
+        Ok(reason)
+    }
+
+    /// Moves the end of an entry on. Its time of use stays.
+    #[inline(always)]
+    fn move_end(&self, key: &EntryKey, until_ns: u64) {
+        // SAFETY: as above.
+        if let Some(before) = unsafe { maps::ENTRIES.get(key) }
+            && before.mark == self.mark.get()
+            && before.until_ns < until_ns
+        {
+            let mut entry = Entry::new(self.mark.get(), until_ns);
+            entry.used_ns = before.used_ns;
+            // If it is gone, it ends.
+            let _ = maps::ENTRIES.insert(key, &entry, SOMETHING_THERE);
+        }
+    }
+
+    /// Removes the entries that were made.
+    #[inline(always)]
+    fn take_back(&self, ifindex: u32) {
+        let mut number = 0;
+        while number < RECORDS_MAX {
+            if self.made.get() & 1 << number != 0 {
+                let _ = maps::ENTRIES.remove(&self.key(ifindex, number));
+            }
+            number += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn key(&self, ifindex: u32, number: u32) -> EntryKey {
+        EntryKey::told(
+            ifindex,
+            self.message.version(),
+            self.message.address(number),
+        )
+    }
+}
