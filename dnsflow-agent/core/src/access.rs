@@ -923,6 +923,7 @@ fn plan(
         let former = FormerFlows {
             found: &adopted.flows,
             rules: adopted.rules.as_deref().or(former_rules),
+            all_denials: adopted.rules.is_none(),
             denials_only: entry.is_refused || adopted.is_late(now),
             whole: match is_cut {
                 true => &[],

@@ -560,6 +560,8 @@ impl Engine {
     /// Grows whenever a snapshot has something new to say.
     pub fn cache_version(&self) -> u64 {
         self.told.cache.version()
+            + self.policy.changes_of_rules()
+            + u64::from(self.switch.has_adopted())
     }
 
     /// The next part of a snapshot: the rules of all namespaces with pods, then the names of one port after another. `None`

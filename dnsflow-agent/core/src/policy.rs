@@ -549,6 +549,11 @@ impl Policy {
         })
     }
 
+    /// How often rules of a namespace with pods here may have changed.
+    pub(crate) fn changes_of_rules(&self) -> u64 {
+        self.pairings
+    }
+
     /// Another number when the rules for an interface's pod may be others: those that hold, those that are mentioned, or
     /// whether they are known.
     pub(crate) fn rules_version(&self, row: &Interface) -> u64 {

@@ -7,7 +7,12 @@ use crate::{
     installed::{Batch, Enforced, Flows, Groups, Wanted, Written},
     io::input::BatchId,
     policy::plan::{Plan, Room},
-    values::{flow::Target, ids::PortId, limits::FLOWS_PER_ADDRESS_MAX, name::DomainName},
+    values::{
+        flow::Target,
+        ids::PortId,
+        limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX},
+        name::DomainName,
+    },
 };
 
 impl Cache {
@@ -101,10 +106,16 @@ impl Cache {
         let of_node = self.ports.totals().flows - own;
         let most_of_node = self.limits.flows_per_node_max();
         let share = most_of_node / self.ports.len().max(1);
+        let has_many = of_port >= self.limits.flows_per_port_max();
         // What is open is not closed because others have many. At a start, it is not known yet what is open.
         if of_node >= most_of_node && of_port >= share && self.earlier.is_adopted() {
-            Room::least(entry.map_or(0, |entry| self.flows_at(entry)))
-        } else if of_port >= self.limits.flows_per_port_max() {
+            let flows = entry.map_or(0, |entry| self.flows_at(entry));
+            Room::least(if has_many {
+                flows.min(FEW_FLOWS)
+            } else {
+                flows
+            })
+        } else if has_many {
             Room::Little
         } else {
             Room::Usual

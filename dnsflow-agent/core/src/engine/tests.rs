@@ -6,6 +6,7 @@ mod backends;
 mod beside;
 mod blocked;
 mod comparison;
+mod crashes;
 mod denied;
 mod dry_run;
 mod edits;

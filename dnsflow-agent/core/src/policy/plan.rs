@@ -6,6 +6,7 @@
 mod deciding;
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
     sync::Arc,
@@ -172,6 +173,8 @@ pub struct FormerFlows<'a> {
     pub found: &'a BTreeMap<FlowKey, Cookie>,
     /// The rules that they are of, in their places, if these are known.
     pub rules: Option<&'a [RuleInPlace]>,
+    /// Whether they can be of any rule that denies, all the same: what is closed stays so.
+    pub all_denials: bool,
     /// Whether only those of rules that deny count.
     pub denials_only: bool,
     /// The rules that names have given all of their flows.
@@ -514,25 +517,36 @@ impl Planner {
         let FormerFlows {
             found,
             rules,
+            all_denials,
             denials_only,
             whole,
         } = former;
+        #[cfg(test)]
+        let compared = std::cell::Cell::new(0);
         let mut ruled = Ruled::default();
         for (at, set) in facts.sets.iter().enumerate() {
             for (place, rule) in set.rules().iter().enumerate() {
-                let known = rules.map(|rules| {
-                    let same = rules.iter().filter(|(text, _)| rule.says(text));
-                    same.map(|(_, priority)| *priority)
-                        .collect::<SmallVec<[u16; 1]>>()
-                });
-                let is_another = known.as_ref().is_some_and(SmallVec::is_empty);
-                if is_another || denials_only && rule.action != RuleAction::Deny {
+                let denies = rule.action == RuleAction::Deny;
+                if denials_only && !denies {
                     continue;
                 }
                 let before = ruled.plan.len();
-                let is_in_place =
-                    |priority: &u16| known.as_ref().is_none_or(|all| all.contains(priority));
-                let may_close = rule.action == RuleAction::Deny && !rule.transports.is_empty();
+                let rules = rules.filter(|_| !(denies && all_denials));
+                // Looked up only for a flow that was found: there may be thousands of rules on either side.
+                let known = OnceCell::new();
+                let was_in_place = |priority: u16| {
+                    let known = known.get_or_init(|| {
+                        rules.map(|rules| {
+                            #[cfg(test)]
+                            compared.set(compared.get() + rules.len());
+                            let same = rules.iter().filter(|(text, _)| rule.says(text));
+                            let priorities = same.map(|(_, priority)| *priority);
+                            priorities.collect::<SmallVec<[u16; 1]>>()
+                        })
+                    });
+                    known.as_ref().is_none_or(|all| all.contains(&priority))
+                };
+                let may_close = denies && !rule.transports.is_empty();
                 for all_traffic in [false, true] {
                     let place = (at, place);
                     if all_traffic && (!may_close || closes_no_more(facts.sets, place, whole)) {
@@ -541,8 +555,8 @@ impl Planner {
                     let templates = self.templates_of(facts, place, to.is_ipv6(), all_traffic);
                     let stand = templates.iter().filter(|template| {
                         let key = template.key(to);
-                        is_in_place(&template.priority)
-                            && key.and_then(|key| found.get(&key)) == Some(&template.body.cookie)
+                        key.and_then(|key| found.get(&key)) == Some(&template.body.cookie)
+                            && was_in_place(template.priority)
                     });
                     ruled.plan.extend(stand.cloned());
                 }
@@ -550,9 +564,13 @@ impl Planner {
                 let priorities: BTreeSet<u16> = priorities.collect();
                 for priority in priorities {
                     ruled.rules.push((rule.text(), priority));
-                    ruled.denies |= rule.action == RuleAction::Deny;
+                    ruled.denies |= denies;
                 }
             }
+        }
+        #[cfg(test)]
+        {
+            self.looked_at += compared.get();
         }
         in_order(&mut ruled.plan);
         ruled

@@ -236,3 +236,22 @@ fn a_further_address_with_one_port_is_opened_in_a_full_node() {
         assert!(is_open_at_all(&node, ADDRESS), "stateful: {is_stateful}");
     }
 }
+
+/// A pod with many flows has room for eight more at a further address. It has more if the node is full.
+#[test]
+fn a_pod_has_no_more_room_where_the_node_is_full() {
+    for is_full in [false, true] {
+        let mut node = node(WAYS[1], &[deny("bad.test"), many(allow("many.test"), 100)]);
+        node.add_pod("p2", 6);
+        let limits = node.engine.told.cache.limits_mut();
+        limits.addresses_per_port_max = 100;
+        limits.names_per_node_max = if is_full { 200 } else { 100_000 };
+        let told = addresses(0, 50);
+        node.answer("p1", "many.test", &told, 600);
+        assert_eq!(own(&node), 0);
+        node.answer("p1", "bad.test", &told, 600);
+        node.pass(Duration::from_secs(1));
+        let (flows, most) = (own(&node), 8 * 100 + 101 + 8 * 50);
+        assert!(flows <= most, "full: {is_full}: {flows} of {most}");
+    }
+}
