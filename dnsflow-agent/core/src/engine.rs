@@ -66,6 +66,7 @@ use crate::{
         flow::FlowKey,
         ids::PortId,
         limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S, SAVED_RULES_MAX},
+        name::DomainName,
         resolver::Resolver,
     },
 };
@@ -642,6 +643,7 @@ impl Engine {
         } = self.answers.read(frame, pod, &mut self.out);
         let mut wait = Wait::default();
         let mut mentioned = None;
+        let mut name = None;
         for response in responses {
             let Some(told) = told else { continue };
             let Some(port) = self.ports.get(told) else {
@@ -649,6 +651,7 @@ impl Engine {
             };
             let mention = self.policy.mention(&port.row, &response.name);
             mentioned = Some(mention);
+            name = frame.opened.then(|| response.name.clone());
             let asked = Asked {
                 asker: told,
                 server,
@@ -667,28 +670,45 @@ impl Engine {
             self.hold.take(frame, connection, wait, &mut self.out);
         }
         if frame.opened {
-            self.opened(frame, now);
+            self.opened(frame, name.as_ref(), now);
         }
         let is_whole = carries && connection.is_none();
         mentioned.filter(|_| is_whole)
     }
 
-    /// The kernel has opened the addresses of an answer. Those that it should not have opened are closed: the rules have
-    /// changed meanwhile, or the answer has met a limit.
-    fn opened(&mut self, frame: Frame<'_>, now: Timestamp) {
+    /// The kernel has opened the addresses of an answer for this name. Those that it should not have opened are closed:
+    /// the rules have changed meanwhile, or the answer has met a limit.
+    fn opened(&mut self, frame: Frame<'_>, name: Option<&DomainName>, now: Timestamp) {
         let ifindex = frame.ifindex;
         let told = self.ports.at_veth(ifindex);
+        let names = told.and_then(|told| self.names_at(told));
         let opened = opened::read(frame.bytes, self.answers.ports());
-        let addresses = opened.map(|opened| opened.addresses);
+        let addresses = opened.map(|opened| opened.addresses).unwrap_or_default();
+        let is_ipv6 = addresses.first().is_some_and(IpAddr::is_ipv6);
+        let class = name
+            .zip(names)
+            .and_then(|(name, names)| NameClass::of(name, names, is_ipv6));
+        let is_known = told
+            .zip(class)
+            .is_some_and(|(told, class)| self.told.classes.has(told, &class));
         let mut batch = self.switch.begin(now);
-        for address in addresses.unwrap_or_default() {
+        for address in addresses {
             let entry = told.and_then(|told| self.told.cache.entry(told, address));
-            match entry.is_some_and(|entry| entry.installed.is_marked()) {
-                true => self.out.counters.addresses_opened_by_kernel += 1,
-                false => batch.mark(MarkChange::Remove { ifindex, address }),
+            if entry.is_some_and(|entry| entry.installed.is_marked()) {
+                self.out.counters.addresses_opened_by_kernel += 1;
+            } else if !is_known || entry.is_none_or(|entry| entry.installed.is_empty()) {
+                batch.mark(MarkChange::Remove { ifindex, address });
             }
+            // Else it has flows of its own, which may be under way. The next reading of the marks removes this one.
         }
         batch.give_out_marks(&mut self.out);
+    }
+
+    /// The names that rules mention at the interface of a port, as the kernel was told.
+    fn names_at(&self, port: PortId) -> Option<&BTreeSet<DomainName>> {
+        let port = self.ports.get(port)?;
+        let namespace = self.policy.namespace_of_names(&port.row)?;
+        self.filter.names_at(port.ifindex?, namespace)
     }
 
     /// Handles an answer. Returns the wait until its addresses are open; `None` if the message is no usable answer.
@@ -746,15 +766,10 @@ impl Engine {
         let asker = reading.asked.asker;
         let (access, ..) = self.access();
         let in_force: Vec<_> = access.groups_in_force(reading).collect();
-        let Some(port) = self.ports.get(asker).filter(|_| !in_force.is_empty()) else {
-            return;
-        };
-        let namespace = self.policy.namespace_of_names(&port.row);
-        let names = port.ifindex.zip(namespace);
-        let names = names.and_then(|(ifindex, of)| self.filter.names_at(ifindex, of));
-        let Some(names) = names else { return };
         for (is_ipv6, id) in in_force {
-            if let Some(class) = NameClass::of(&reading.answer.name, names, is_ipv6) {
+            let names = self.names_at(asker);
+            let class = names.and_then(|names| NameClass::of(&reading.answer.name, names, is_ipv6));
+            if let Some(class) = class {
                 let Told { cache, classes, .. } = &mut self.told;
                 classes.open(asker, class, id, cache.groups());
             }

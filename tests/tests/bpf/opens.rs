@@ -438,6 +438,19 @@ fn without_an_agent_addresses_are_opened_untold() {
     assert_eq!(program.open().len(), usize::from(last));
 }
 
+/// The kernel may lack a longer name of the rules.
+#[test]
+fn without_a_name_set_nothing_is_opened() {
+    let Some(mut program) = opening() else {
+        return;
+    };
+    program.capture.names.set_name_set(IFINDEX, None);
+    let (reason, captured) = program.answered(&addresses(NAME, [1]));
+    assert_eq!(reason, Reason::Captured);
+    assert!(!captured.expect("a record").opened);
+    assert_eq!(program.open(), BTreeMap::new());
+}
+
 #[test]
 fn without_marks_nothing_is_opened() {
     let Some(mut program) = load(&Options::default()) else {

@@ -60,6 +60,12 @@ impl Classes {
         });
     }
 
+    /// Whether the kernel may open addresses of this class.
+    pub(crate) fn has(&self, port: PortId, class: &NameClass) -> bool {
+        let of_port = self.of_ports.get(&port);
+        of_port.is_some_and(|of_port| of_port.groups.contains_key(class))
+    }
+
     /// The rules for a port, or where they are enforced, may be others: the kernel opens nothing at its interface before
     /// an answer has shown that the rules are in force.
     pub(crate) fn forget(&mut self, port: PortId) {

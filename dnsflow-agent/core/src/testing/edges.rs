@@ -90,7 +90,9 @@ impl Kernel {
 impl Node {
     /// The kernel opens the addresses of an answer, if it may. Returns whether it has.
     pub(super) fn open_in_kernel(&mut self, ifindex: u32, bytes: &[u8]) -> bool {
-        let Some((mark, opened)) = self.kernel.opens(ifindex, bytes) else {
+        let opens = self.kernel.opens(ifindex, bytes);
+        // Its map is full.
+        let Some((mark, opened)) = opens.filter(|_| !self.refuses_marks) else {
             return false;
         };
         let places: Vec<_> = opened

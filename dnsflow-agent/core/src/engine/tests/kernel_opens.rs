@@ -175,3 +175,32 @@ fn a_pod_that_goes_takes_its_classes_along() {
         "{changes:?}"
     );
 }
+
+/// A denied name leads to the address as well, so that it has flows of its own.
+#[test]
+fn an_address_with_flows_of_its_own_keeps_the_mark_until_they_are_there() {
+    let rules = [allow("example.com"), deny("bad.test"), deny_all()];
+    for is_edited in [false, true] {
+        let mut node = opening();
+        node.set_firewall(&rules);
+        node.set_ovn(&rules);
+        node.answer("p1", "api.example.com", &[OTHER], 600);
+        assert_eq!(node.kernel.classes.len(), 1);
+        node.answer("p1", "bad.test", &[FRESH], 600);
+        assert!(!is_marked(&node, FRESH));
+        let classes = node.kernel.classes.clone();
+        if is_edited {
+            node.set_firewall(&rules[1..]);
+            node.set_ovn(&rules[1..]);
+            node.kernel.classes = classes;
+        }
+        node.switch_answers = false;
+        node.answer("p1", "cdn.example.com", &[FRESH], 600);
+        assert_eq!(is_marked(&node, FRESH), !is_edited);
+        node.switch_answers = true;
+        node.pass(2 * COMPARE_INTERVAL);
+        if !is_edited {
+            assert!(!is_marked(&node, FRESH), "its flows decide");
+        }
+    }
+}
