@@ -29,7 +29,8 @@ pub struct Opening {
     holds: Word,
     /// The kind of its record.
     kind: Word,
-    /// The mark of its class.
+    /// Where its class is, and the mark.
+    place: Word,
     mark: Word,
     /// The entries that were made, by their numbers.
     made: Word,
@@ -92,6 +93,13 @@ pub fn open(frame: &Frame<'_>) -> Result<Reason, Reason> {
         }
         _ => Err(reason),
     }
+}
+
+/// Where the class is.
+#[inline(always)]
+fn place_of(key: &ClassKey) -> Option<u32> {
+    // SAFETY: the value is one word, of this key or of another one (`maps`).
+    unsafe { maps::CLASS_PLACES.get(key) }.copied()
 }
 
 #[inline(always)]
@@ -162,8 +170,8 @@ impl Opening {
             base.depth,
             self.message.version(),
         );
-        // SAFETY: the value is one word, of this key or of another one (`maps`).
-        let place = *unsafe { maps::CLASS_PLACES.get(&key)? };
+        let place = place_of(&key)?;
+        self.place.set(place);
         let class: &Class = maps::CLASSES.get(place)?;
         let is_it = class.key.is(&key)
             && class.base_len == base.len
@@ -180,18 +188,13 @@ impl Opening {
         let mut number = 0;
         while number < RECORDS_MAX {
             if number >= self.message.count() {
-                return Ok(reason);
+                break;
             }
             let key = self.key(ifindex, number);
             let entry = Entry::new(self.mark.get(), until_ns);
             match maps::ENTRIES.insert(&key, &entry, NOTHING_THERE) {
                 Ok(()) => self.made.set(self.made.get() | 1 << number),
-                // The agent moves the end on, if it is well.
-                Err(IS_THERE) => {
-                    if reason == Reason::OpenedUntold {
-                        self.move_end(&key, until_ns);
-                    }
-                }
+                Err(IS_THERE) => self.move_end(&key, until_ns),
                 Err(_) => {
                     self.take_back(ifindex);
                     return Err(Reason::EntriesFull);
@@ -199,17 +202,38 @@ impl Opening {
             }
             number += 1;
         }
+        // An edit may have taken the class away since it was read. The agent may have read the record before the entries
+        // were there.
+        if !self.is_class(ifindex) {
+            self.take_back(ifindex);
+        }
         Ok(reason)
     }
 
-    /// Moves the end of an entry on. Its time of use stays.
+    /// Whether the class is still the one that was found.
+    #[inline(always)]
+    fn is_class(&self, ifindex: u32) -> bool {
+        // SAFETY: as in `read`.
+        let question = maps::QUESTION
+            .get_ptr(0)
+            .map(|question| unsafe { &*question });
+        let base = question.and_then(|question| question.base());
+        let version = self.message.version();
+        let place =
+            base.and_then(|base| place_of(&ClassKey::new(ifindex, base.hash, base.depth, version)));
+        place == Some(self.place.get())
+    }
+
+    /// Moves the end of an entry on, whose time of use stays. An agent that is well does so itself, but for an entry that
+    /// has ended: the answer does not wait for the agent.
     #[inline(always)]
     fn move_end(&self, key: &EntryKey, until_ns: u64) {
         // SAFETY: as above.
-        if let Some(before) = unsafe { maps::ENTRIES.get(key) }
-            && before.mark == self.mark.get()
-            && before.until_ns < until_ns
-        {
+        let Some(before) = (unsafe { maps::ENTRIES.get(key) }) else {
+            return;
+        };
+        let is_over = before.until_ns <= now_ns() || !hold::is_agent_well();
+        if is_over && before.mark == self.mark.get() && before.until_ns < until_ns {
             let mut entry = Entry::new(self.mark.get(), until_ns);
             entry.used_ns = before.used_ns;
             // If it is gone, it ends.

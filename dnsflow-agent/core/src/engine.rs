@@ -858,6 +858,12 @@ impl Engine {
 
     fn port_changed(&mut self, change: PortChange, batch: &mut Batch) {
         let (mut access, _, out) = self.access();
+        if let PortChange::Opened(port) | PortChange::Moved(port) = change {
+            // An answer to a pod with several ports is for all of them: the kernel opens none of it.
+            for port in access.ports.of_pod(port) {
+                access.classes.forget(port);
+            }
+        }
         match change {
             PortChange::Opened(port) => {
                 // A port that has taken the place of another one has its interface.

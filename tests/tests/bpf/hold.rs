@@ -53,6 +53,14 @@ impl Loaded {
             .expect("the kernel has the map");
     }
 
+    /// The agent is well for longer than any test takes, or not any more.
+    pub(crate) fn heart_beats(&mut self, is_well: bool) {
+        match is_well {
+            true => self.beat_for_long(),
+            false => self.beat(Timestamp::from_nanos(1)),
+        }
+    }
+
     /// The agent is well for longer than any test takes, also on an emulated machine.
     pub(crate) fn beat_for_long(&mut self) {
         self.beat(now() + Duration::from_secs(60));

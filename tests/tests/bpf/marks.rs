@@ -72,7 +72,7 @@ impl Loaded {
         u32::from_ne_bytes(mark)
     }
 
-    fn set(&mut self, address: IpAddr, mark: u32, until: Timestamp) {
+    pub(crate) fn set(&mut self, address: IpAddr, mark: u32, until: Timestamp) {
         let entries = &mut self.capture.entries;
         entries
             .set(IFINDEX, address, mark, until)

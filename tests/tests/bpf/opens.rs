@@ -238,6 +238,30 @@ fn an_entry_ends_as_that_of_the_agent() {
     }
 }
 
+/// An entry that has ended is as good as none. Without an agent, nobody else moves the end of another one on.
+#[test]
+fn an_entry_gets_a_new_end_where_the_agent_does_not_move_it_on() {
+    let Some(mut program) = opening() else {
+        return;
+    };
+    let addresses_of = |last| addresses(NAME, [last]);
+    let long = Duration::from_secs(20);
+    for (last, rest, is_agent_well) in [
+        (1, Duration::ZERO, true),
+        (2, Duration::ZERO, false),
+        (3, long, false),
+        (4, long, true),
+    ] {
+        program.heart_beats(is_agent_well);
+        let until = now() + rest;
+        program.set(v4(last).into(), MARK, until);
+        let (reason, _) = program.answered(&addresses_of(last));
+        assert_eq!(reason, Reason::Opened);
+        let is_moved = program.open()[&v4(last).into()] > until;
+        assert_eq!(is_moved, last != 4, "{last}");
+    }
+}
+
 /// The class of a name is told by its bytes.
 #[test]
 fn what_is_no_name_of_a_class_is_left_to_the_agent() {

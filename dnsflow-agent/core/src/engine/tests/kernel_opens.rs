@@ -204,3 +204,13 @@ fn an_address_with_flows_of_its_own_keeps_the_mark_until_they_are_there() {
         }
     }
 }
+
+/// An answer is for each port of the pod, and the flows of another one may not be in force.
+#[test]
+fn a_second_network_of_a_pod_takes_its_classes_away() {
+    let mut node = opening();
+    node.add_pod_as("p1udn", 7, "uid-p1", RowId::new(0x107));
+    assert_eq!(node.kernel.classes, Default::default());
+    node.answer("p1", "cdn.example.com", &[FRESH], 600);
+    assert_eq!(node.kernel.classes, Default::default());
+}
