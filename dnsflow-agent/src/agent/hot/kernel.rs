@@ -292,9 +292,13 @@ impl Opening {
     /// Has the programs leave these networks to the agent, or no longer. If they do not know all networks, they open
     /// nothing.
     pub(super) fn leave(&mut self, changes: &BTreeMap<IpNet, bool>) {
-        let Err(error) = self.networks.change(changes) else {
+        let had_all = self.networks.has_all();
+        let changed = self.networks.change(changes);
+        let Err(error) = changed else { return };
+        if !had_all {
+            // That was said, and no class is there.
             return;
-        };
+        }
         warn!(%error, "the kernel opens nothing by itself: it does not take the networks to leave out");
         for error in self.classes.clear(now()) {
             warn!(%error, "the kernel goes on to open names by itself");
