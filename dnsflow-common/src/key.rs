@@ -516,8 +516,8 @@ impl Entry {
 /// How many classes all interfaces together can have ([`Class`]).
 pub const CLASSES_MAX: u32 = 16_384;
 
-/// A class of names at an interface: those that lie alike below one name that rules mention, and below no longer one. For
-/// addresses of one IP version, the same rules match all of them.
+/// A class of names at an interface: those that lie alike below one name that rules mention, and below no longer one.
+/// For addresses of one IP version, the same rules match all of them.
 #[derive(
     Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, Ord, PartialEq, PartialOrd,
 )]

@@ -9,8 +9,8 @@
 //! mentions the name, or the pod's names are recorded. Both programs copy TCP segments between the pod and trusted
 //! resolvers, if some rule mentions any name.
 //!
-//! Where the agent has said so, the program on egress opens the addresses of an answer itself, and the answer goes on to
-//! the pod.
+//! Where the agent has said so, the program on egress opens the addresses of an answer itself, and the answer goes on
+//! to the pod.
 //!
 //! Both count every packet by reason. They never change the bytes of a packet. Their action is "continue", with one
 //! exception: the program on egress may hold an answer that is in the ring buffer. The agent puts it back after it

@@ -169,8 +169,8 @@ pub static ENTRIES: HashMap<EntryKey, Entry> =
 pub static CLASS_PLACES: HashMap<ClassKey, u32> =
     HashMap::with_max_entries(CLASSES_MAX, BPF_F_NO_PREALLOC);
 
-/// The classes whose addresses [`dnsflow_open`](crate::dnsflow_open) opens. An array, because the elements of a hash map
-/// [may be those of other keys](self#what-is-looked-up-in-a-hash-map).
+/// The classes whose addresses [`dnsflow_open`](crate::dnsflow_open) opens. An array, because the elements of a hash
+/// map [may be those of other keys](self#what-is-looked-up-in-a-hash-map).
 #[map]
 pub static CLASSES: Array<Class> = Array::with_max_entries(CLASSES_MAX, 0);
 

@@ -202,8 +202,8 @@ impl Opening {
             }
             number += 1;
         }
-        // An edit may have taken the class away since it was read. The agent may have read the record before the entries
-        // were there.
+        // An edit may have taken the class away since it was read. The agent may have read the record before the
+        // entries were there.
         if !self.is_class(ifindex) {
             self.take_back(ifindex);
         }
@@ -224,8 +224,8 @@ impl Opening {
         place == Some(self.place.get())
     }
 
-    /// Moves the end of an entry on, whose time of use stays. An agent that is well does so itself, but for an entry that
-    /// has ended: the answer does not wait for the agent.
+    /// Moves the end of an entry on, whose time of use stays. An agent that is well does so itself, but for an entry
+    /// that has ended: the answer does not wait for the agent.
     #[inline(always)]
     fn move_end(&self, key: &EntryKey, until_ns: u64) {
         // SAFETY: as above.

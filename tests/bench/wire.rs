@@ -38,7 +38,8 @@ pub(crate) fn query(id: u16, name: &str) -> Vec<u8> {
     query
 }
 
-/// The answer to a query: one A record, behind which names with [`LEFT`] have another record. `None` for what is no query with one question.
+/// The answer to a query: one A record, behind which names with [`LEFT`] have another record. `None` for what is no
+/// query with one question.
 pub(crate) fn answer(query: &[u8]) -> Option<Vec<u8>> {
     let mut end = HEADER;
     while let length @ 1.. = *query.get(end)? {

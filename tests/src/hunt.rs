@@ -785,8 +785,8 @@ impl<'a> Hunt<'a> {
         true
     }
 
-    /// Everything is as the oracle says, at the first attempt, which lasts as long as several SYNs. A stale megaflow is no
-    /// fault.
+    /// Everything is as the oracle says, at the first attempt, which lasts as long as several SYNs. A stale megaflow is
+    /// no fault.
     fn must_hold(&mut self, when: &str, pod: &'static str, what: &[(Protocol, SocketAddr)]) {
         let wrong = self.probe(pod, what);
         if !wrong.is_empty() && !self.are_stale_megaflows(&wrong) {

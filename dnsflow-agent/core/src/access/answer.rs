@@ -417,8 +417,8 @@ impl Access<'_> {
         outcome
     }
 
-    /// The groups that the kernel may give to further addresses of names that the same rules match, each with whether the
-    /// addresses are of IPv6: an address that has this name alone has the group, which is in force.
+    /// The groups that the kernel may give to further addresses of names that the same rules match, each with whether
+    /// the addresses are of IPv6: an address that has this name alone has the group, which is in force.
     pub(crate) fn groups_in_force(
         &self,
         reading: &ReadAnswer,

@@ -1,9 +1,9 @@
 //! The classes of names whose addresses the kernel opens by itself.
 //!
-//! Which rules match a name depends on the longest of the names that the rules mention, of those that it lies at or below,
-//! and on whether it lies at it, one label below, or deeper. So all names of a class have one plan for each IP version.
-//! Once the switch has the flows of its group, the kernel may open further addresses of the class: nothing is to be
-//! written to the switch (`docs/decisions/kernel-opens.md`).
+//! Which rules match a name depends on the longest of the names that the rules mention, of those that it lies at or
+//! below, and on whether it lies at it, one label below, or deeper. So all names of a class have one plan for each IP
+//! version. Once the switch has the flows of its group, the kernel may open further addresses of the class: nothing is
+//! to be written to the switch (`docs/decisions/kernel-opens.md`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,8 +66,8 @@ impl Classes {
         of_port.is_some_and(|of_port| of_port.groups.contains_key(class))
     }
 
-    /// The rules for a port, or where they are enforced, may be others: the kernel opens nothing at its interface before
-    /// an answer has shown that the rules are in force.
+    /// The rules for a port, or where they are enforced, may be others: the kernel opens nothing at its interface
+    /// before an answer has shown that the rules are in force.
     pub(crate) fn forget(&mut self, port: PortId) {
         if let Some(OfPort { ifindex, groups }) = self.of_ports.remove(&port) {
             self.count -= groups.len();

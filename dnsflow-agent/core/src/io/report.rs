@@ -143,7 +143,8 @@ pub enum Report {
         rules: Vec<u32>,
         /// Flows written.
         flows: usize,
-        /// From the packet's capture in the kernel to the answered barrier. `None`: the kernel has opened the addresses.
+        /// From the packet's capture in the kernel to the answered barrier. `None`: the kernel has opened the
+        /// addresses.
         activation: Option<Duration>,
         /// Whether the answers had to wait for revalidation as well: the label of the counter.
         revalidation_wait: &'static str,

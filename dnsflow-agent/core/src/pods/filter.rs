@@ -62,8 +62,8 @@ impl Filter {
         self.name_sets.contains_key(namespace)
     }
 
-    /// The names that rules mention at an interface of this namespace, as the kernel was told; `None` if it filters nothing
-    /// there.
+    /// The names that rules mention at an interface of this namespace, as the kernel was told; `None` if it filters
+    /// nothing there.
     pub(crate) fn names_at(&self, ifindex: u32, namespace: &str) -> Option<&BTreeSet<DomainName>> {
         let name_set = self.name_sets.get(namespace)?;
         let is_there = self.interfaces.get(&ifindex) == Some(&name_set.id);

@@ -760,8 +760,8 @@ impl RefusedAddresses {
             || is_single && self.addresses_left.contains(&network.addr())
     }
 
-    /// Tells the kernel which addresses it leaves to the agent from now on: those that may be refused, in whatever form.
-    /// Without marks, it opens none.
+    /// Tells the kernel which addresses it leaves to the agent from now on: those that may be refused, in whatever
+    /// form. Without marks, it opens none.
     pub(crate) fn give_out_networks(&mut self, has_marks: bool, out: &mut Output) {
         let changes = std::mem::take(&mut self.left_changed);
         if has_marks && !changes.is_empty() {

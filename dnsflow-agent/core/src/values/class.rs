@@ -6,8 +6,8 @@ use dnsflow_common::question::{BASE_MAX, Depth};
 
 use crate::values::name::DomainName;
 
-/// The names that lie alike below one name that rules mention, and below no longer one of these, with their addresses of
-/// one IP version.
+/// The names that lie alike below one name that rules mention, and below no longer one of these, with their addresses
+/// of one IP version.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct NameClass {
     /// The name that rules mention.
@@ -19,8 +19,8 @@ pub struct NameClass {
 }
 
 impl NameClass {
-    /// The class of a name, where rules mention these names. `None` if it lies below none of them, or if the base is too
-    /// long for the kernel.
+    /// The class of a name, where rules mention these names. `None` if it lies below none of them, or if the base is
+    /// too long for the kernel.
     pub(crate) fn of(
         name: &DomainName,
         mentioned: &BTreeSet<DomainName>,

@@ -201,8 +201,8 @@ impl Marks {
         self.reading.is_some() || self.part.is_some()
     }
 
-    /// Hands the next marks of the reading that is under way to the engine. The frames whose addresses the programs have
-    /// opened before come first: else nobody would know whose these marks are.
+    /// Hands the next marks of the reading that is under way to the engine. The frames whose addresses the programs
+    /// have opened before come first: else nobody would know whose these marks are.
     pub(super) fn read(&mut self, frames: &mut Frames, engine: &mut Engine) {
         let Some(part) = self.part.take().or_else(|| self.read_part()) else {
             return;

@@ -77,7 +77,8 @@ fn a_denial_of_the_last_seconds_is_there_behind_a_start() {
     assert_eq!(open, [] as [String; 0]);
 }
 
-/// The same, with a rule that is in force for ten minutes. Nothing else has happened on the node since, or an answer has.
+/// The same, with a rule that is in force for ten minutes. Nothing else has happened on the node since, or an answer
+/// has.
 #[test]
 fn a_rule_of_ten_minutes_is_in_the_snapshot() {
     let former = [allow("other.test"), deny_all()];
