@@ -43,10 +43,11 @@ impl Networks {
     ///
     /// If there is no room, or the kernel refuses. Then networks are missing, which come with a later change.
     pub fn change(&mut self, changes: &BTreeMap<IpNet, bool>) -> Result<(), MapError> {
-        for (network, is_there) in changes {
-            if *is_there {
-                self.missing.insert(*network);
-            } else if !self.missing.remove(network) {
+        // First all that are to come: none is forgotten if the kernel refuses another one.
+        let come = changes.iter().filter(|(_, is_there)| **is_there);
+        self.missing.extend(come.map(|(network, _)| *network));
+        for (network, _) in changes.iter().filter(|(_, is_there)| !**is_there) {
+            if !self.missing.remove(network) {
                 absent(self.trie.remove(&key(network)))?;
             }
         }

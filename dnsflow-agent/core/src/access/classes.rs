@@ -79,6 +79,10 @@ impl Classes {
 
     /// The same for groups that are not in force any more.
     pub(crate) fn forget_groups(&mut self, gone: &BTreeSet<GroupId>) {
+        if gone.is_empty() {
+            // As at nearly every input.
+            return;
+        }
         for OfPort { ifindex, groups } in self.of_ports.values_mut() {
             let before = groups.len();
             groups.retain(|class, id| {
