@@ -306,6 +306,8 @@ impl Access<'_> {
             changed.push(address);
         }
         if !changed.is_empty() {
+            let marked_beside = self.classes.take_beside(id, &changed);
+            self.close_beside(id, marked_beside, batch);
             self.replan_entries(id, changed, batch);
         }
     }
@@ -392,9 +394,28 @@ impl Access<'_> {
 
     // Plans.
 
+    /// The kernel opens nothing more at a port by the rules as they were. It closes what it has opened beside flows.
+    pub(crate) fn forget_classes(&mut self, port: PortId, batch: &mut Batch) {
+        let marked_beside = self.classes.forget(port);
+        self.close_beside(port, marked_beside, batch);
+    }
+
+    /// Removes the kernel's marks of addresses that the agent has given none.
+    fn close_beside(&self, port: PortId, addresses: BTreeSet<IpAddr>, batch: &mut Batch) {
+        let Some(ifindex) = self.cache.groups().interface(port) else {
+            return;
+        };
+        for address in addresses {
+            let entry = self.cache.entry(port, address);
+            if !entry.is_some_and(|entry| entry.installed.is_marked()) {
+                batch.mark(MarkChange::Remove { ifindex, address });
+            }
+        }
+    }
+
     /// Plans all entries of a port again.
     pub(crate) fn replan(&mut self, port: PortId, batch: &mut Batch) {
-        self.classes.forget(port);
+        self.forget_classes(port, batch);
         self.replan_entries(port, self.cache.addresses(port), batch);
     }
 
@@ -408,7 +429,7 @@ impl Access<'_> {
         let ChangedRules::Of(names) = changed else {
             return self.replan(port, batch);
         };
-        self.classes.forget(port);
+        self.forget_classes(port, batch);
         let entries = &self.cache.port(port).entries;
         // Adopted flows have no names: each rule matters to them.
         let mut addresses: BTreeSet<IpAddr> = entries.adopting().collect();

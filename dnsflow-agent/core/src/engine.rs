@@ -696,10 +696,14 @@ impl Engine {
             let entry = told.and_then(|told| self.told.cache.entry(told, address));
             if entry.is_some_and(|entry| entry.installed.is_marked()) {
                 self.out.counters.addresses_opened_by_kernel += 1;
-            } else if !is_known || entry.is_none_or(|entry| entry.installed.is_empty()) {
+            } else if let Some(told) = told.filter(|_| is_known)
+                && entry.is_some_and(|entry| !entry.installed.is_empty())
+            {
+                // Its flows may be under way. The next reading of the marks removes this one.
+                self.told.classes.note_beside(told, address);
+            } else {
                 batch.mark(MarkChange::Remove { ifindex, address });
             }
-            // Else it has flows of its own, which may be under way. The next reading of the marks removes this one.
         }
         batch.give_out_marks(&mut self.out);
     }
@@ -861,7 +865,7 @@ impl Engine {
         if let PortChange::Opened(port) | PortChange::Moved(port) = change {
             // An answer to a pod with several ports is for all of them: the kernel opens none of it.
             for port in access.ports.of_pod(port) {
-                access.classes.forget(port);
+                access.forget_classes(port, batch);
             }
         }
         match change {
@@ -880,7 +884,7 @@ impl Engine {
                 access.replan(port, batch);
             }
             PortChange::Closed { port, ifindex } => {
-                access.classes.forget(port);
+                access.forget_classes(port, batch);
                 access.cache.close(port, batch);
                 access.budget.forget(port);
                 out.forget(port);

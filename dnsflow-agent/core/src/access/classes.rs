@@ -5,7 +5,10 @@
 //! version. Once the switch has the flows of its group, the kernel may open further addresses of the class: nothing is
 //! to be written to the switch (`docs/decisions/kernel-opens.md`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use crate::{
     Command,
@@ -32,6 +35,8 @@ pub(crate) struct Classes {
 struct OfPort {
     ifindex: u32,
     groups: BTreeMap<NameClass, GroupId>,
+    /// Addresses with flows of their own that the kernel has opened by a mark as well.
+    marked_beside: BTreeSet<IpAddr>,
 }
 
 impl Classes {
@@ -44,6 +49,7 @@ impl Classes {
         let of_port = self.of_ports.entry(port).or_insert_with(|| OfPort {
             ifindex,
             groups: BTreeMap::new(),
+            marked_beside: BTreeSet::new(),
         });
         let is_known = of_port.groups.contains_key(&class);
         if of_port.groups.get(&class) == Some(&id)
@@ -66,15 +72,44 @@ impl Classes {
         of_port.is_some_and(|of_port| of_port.groups.contains_key(class))
     }
 
-    /// The rules for a port, or where they are enforced, may be others: the kernel opens nothing at its interface
-    /// before an answer has shown that the rules are in force.
-    pub(crate) fn forget(&mut self, port: PortId) {
-        if let Some(OfPort { ifindex, groups }) = self.of_ports.remove(&port) {
-            self.count -= groups.len();
-            let gone = groups.into_keys();
-            let gone = gone.map(|class| ClassChange::Remove { ifindex, class });
-            self.changes.extend(gone);
+    /// The kernel has opened an address of a class that it knows, which has flows of its own. The next reading of the
+    /// marks removes the mark.
+    pub(crate) fn note_beside(&mut self, port: PortId, address: IpAddr) {
+        if let Some(of_port) = self.of_ports.get_mut(&port) {
+            of_port.marked_beside.insert(address);
         }
+    }
+
+    /// Takes out those of these addresses, which are never opened any more.
+    pub(crate) fn take_beside(&mut self, port: PortId, addresses: &[IpAddr]) -> BTreeSet<IpAddr> {
+        let of_port = self.of_ports.get_mut(&port).into_iter();
+        let taken = of_port.flat_map(|of_port| {
+            let known = &mut of_port.marked_beside;
+            addresses
+                .iter()
+                .filter_map(move |address| known.take(address))
+        });
+        taken.collect()
+    }
+
+    /// The rules for a port, or where they are enforced, may be others: the kernel opens nothing at its interface
+    /// before an answer has shown that the rules are in force. Returns the addresses whose marks by these rules are
+    /// nobody's.
+    #[must_use]
+    pub(crate) fn forget(&mut self, port: PortId) -> BTreeSet<IpAddr> {
+        let Some(of_port) = self.of_ports.remove(&port) else {
+            return BTreeSet::new();
+        };
+        let OfPort {
+            ifindex,
+            groups,
+            marked_beside,
+        } = of_port;
+        self.count -= groups.len();
+        let gone = groups.into_keys();
+        let gone = gone.map(|class| ClassChange::Remove { ifindex, class });
+        self.changes.extend(gone);
+        marked_beside
     }
 
     /// The same for groups that are not in force any more.
@@ -83,7 +118,10 @@ impl Classes {
             // As at nearly every input.
             return;
         }
-        for OfPort { ifindex, groups } in self.of_ports.values_mut() {
+        for OfPort {
+            ifindex, groups, ..
+        } in self.of_ports.values_mut()
+        {
             let before = groups.len();
             groups.retain(|class, id| {
                 let stays = !gone.contains(id);

@@ -205,6 +205,22 @@ fn an_address_with_flows_of_its_own_keeps_the_mark_until_they_are_there() {
     }
 }
 
+/// An edit closes what the kernel has opened by a mark beside flows, before the next reading of the marks.
+#[test]
+fn an_edit_closes_an_address_that_the_kernel_has_opened_beside_flows() {
+    let rules = [allow("example.com"), deny("bad.test"), deny_all()];
+    let mut node = opening();
+    node.set_firewall(&rules);
+    node.set_ovn(&rules);
+    node.answer("p1", "api.example.com", &[OTHER], 600);
+    node.answer("p1", "bad.test", &[FRESH], 600);
+    node.answer("p1", "cdn.example.com", &[FRESH], 600);
+    assert!(is_marked(&node, FRESH));
+    node.set_firewall(&rules[1..]);
+    node.set_ovn(&rules[1..]);
+    assert!(!is_marked(&node, FRESH));
+}
+
 /// An answer is for each port of the pod, and the flows of another one may not be in force.
 #[test]
 fn a_second_network_of_a_pod_takes_its_classes_away() {
