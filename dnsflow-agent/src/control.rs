@@ -89,7 +89,7 @@ const RETRY: Duration = Duration::from_secs(5);
 const ENTRIES_PER_INQUIRY: usize = 16;
 /// The `Content-Type` of text.
 const TEXT: &str = "text/plain; charset=utf-8";
-/// Addresses of an explanation that OVN is asked about.
+/// Addresses that OVN is asked about at a time.
 const ASKED_ADDRESSES: usize = 16;
 /// Addresses of one name that a hint names.
 const ADDRESSES_SHOWN: usize = 8;
@@ -283,22 +283,25 @@ impl Server {
         let target = parameters.required("target")?;
         parameters.end()?;
         let target: Target = target.parse().map_err(Refusal::request)?;
-        let mut beside = Beside::default();
-        if let Target::Address(address, _) = &target {
-            beside.heard = self.slow.heard.at(*address);
-        }
+        let mut beside = Beside {
+            heard: match &target {
+                Target::Address(address, _) => self.slow.heard.at(*address),
+                Target::Name(name, _) => self.slow.heard.of(name),
+            },
+            sets: None,
+        };
         let asked = (&*namespace, &*pod, &target);
         let explained = self.explained(asked, beside.clone()).await?;
         let mut verdicts = explained.iter().map(|one| one.verdict);
         // OVN is asked where that may change the answer.
-        if !verdicts.any(|verdict| verdict == Verdict::Blocked) {
+        if verdicts.all(|verdict| verdict == Verdict::Allowed) {
             return Ok(json(&explained));
         }
         let nb = &self.slow.northbound;
         let addresses = explained.iter().flat_map(|one| &one.addresses);
         let addresses: BTreeSet<IpAddr> = addresses.filter_map(|one| one.address).collect();
-        let addresses: Vec<IpAddr> = addresses.into_iter().take(ASKED_ADDRESSES).collect();
-        beside.sets = northbound::with(nb.clone(), &addresses).await.ok();
+        let addresses: Vec<IpAddr> = addresses.into_iter().collect();
+        beside.sets = sets_with(nb, &addresses).await;
         let mut explained = self.explained(asked, beside).await?;
         for one in &mut explained {
             let hints = resolved_names(nb, one).await;
@@ -371,6 +374,18 @@ impl Server {
     }
 }
 
+/// OVN's address sets with these addresses; `None` if OVN does not answer.
+async fn sets_with(
+    nb: &Option<Remotes>,
+    addresses: &[IpAddr],
+) -> Option<BTreeMap<IpAddr, BTreeSet<u64>>> {
+    let mut sets = BTreeMap::new();
+    for some in addresses.chunks(ASKED_ADDRESSES) {
+        sets.extend(northbound::with(nb.clone(), some).await.ok()?);
+    }
+    Some(sets)
+}
+
 /// How this process was started.
 fn command_of_this_process() -> AgentCommand {
     let text = |value: OsString| value.to_string_lossy().into_owned();
@@ -395,7 +410,9 @@ async fn resolved_names(nb: &Option<Remotes>, explained: &Explanation) -> Vec<St
     let untold = explained.addresses.iter();
     let untold = untold.filter(|one| one.address.is_none());
     let steps = untold.flat_map(|one| &one.steps);
-    for step in steps.filter(|step| step.outcome == StepOutcome::Decides) {
+    for step in
+        steps.filter(|step| matches!(step.outcome, StepOutcome::Decides | StepOutcome::OnceAsked))
+    {
         let name = step.destination.strip_prefix("dnsName: ");
         let Some(name) = name.and_then(|name| name.parse::<DnsName>().ok()) else {
             continue;

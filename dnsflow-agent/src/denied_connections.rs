@@ -12,11 +12,12 @@ use std::{
 
 use dnsflow_core::{
     ask::{
-        attempts::{self, Attempts},
+        attempts::{Attempts, HeardAt},
         history::{ConnectionView, History, Place, Tried},
         view::Judged,
     },
     io::report::{Denied, Report},
+    values::name::DomainName,
 };
 use tokio::time::sleep;
 use tracing::warn;
@@ -93,9 +94,14 @@ impl Heard {
         Self(Arc::new(Mutex::new(attempts)))
     }
 
-    /// The names that led pods to an address, with the interface of each pod, the newest first.
-    pub fn at(&self, address: IpAddr) -> Vec<(u32, attempts::Heard)> {
+    /// The names that led pods to an address, the newest first.
+    pub fn at(&self, address: IpAddr) -> Vec<HeardAt> {
         self.lock().heard_at(address)
+    }
+
+    /// The addresses to which a name led pods, the newest first.
+    pub fn of(&self, name: &DomainName) -> Vec<HeardAt> {
+        self.lock().heard_of(name)
     }
 
     fn lock(&self) -> MutexGuard<'_, Attempts> {

@@ -160,11 +160,7 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
                 addresses: vec![denied.attempt.address],
                 target: Some(view::target_text(&denied.attempt)),
                 reason: Some(denied.reason),
-                why: {
-                    let text = Some(&*denied.text).filter(|text| !text.is_empty());
-                    let parts: Vec<_> = text.into_iter().chain(denied.unless()).collect();
-                    (!parts.is_empty()).then(|| parts.join("; "))
-                },
+                why: Some(denied.text.clone()).filter(|text| !text.is_empty()),
                 remedy: denied.remedy.clone(),
                 rules: denied.rule.into_iter().collect(),
                 text: match told.is_empty() {

@@ -18,7 +18,6 @@ use dnsflow_agent::{
     rights::{TO_START, WHILE_RUNNING, keep_only, without_any},
     wait,
 };
-use dnsflow_core::ask::view::Verdict;
 
 fn main() -> anyhow::Result<ExitCode> {
     let mut output = Stdout::of_this_process();
@@ -73,12 +72,7 @@ fn run(output: &mut Stdout) -> anyhow::Result<Exit> {
         Command::Replay(options) => return Ok(replay::run(&options, output)?),
         Command::LogLevel(options) => commands::log_level(&options, output)?,
         Command::Bundle(options) => return bundle::run(*options, output).context("no bundle"),
-        Command::Explain(options) => {
-            return match commands::explain(&options, output)? {
-                Verdict::Allowed => Ok(Exit::Done),
-                Verdict::Blocked => Ok(Exit::No),
-            };
-        }
+        Command::Explain(options) => return commands::explain(&options, output),
         Command::Completion { shell } => {
             // Not written at once: what writes it panics where nobody reads.
             let mut script = Vec::new();

@@ -149,6 +149,7 @@ fn soak(lab: &Lab, time: Duration, replaced: Duration) -> Result<BTreeSet<BpfObj
         fade: Some(FADE),
         hosts: HOSTS,
         explains_slow: false,
+        questions: 0,
     };
     let mut hunt = Hunt::start(lab, Random::from_environment()?, options);
     hunt.the_network_works();

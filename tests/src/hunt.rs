@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::Result;
+use serde_json::Value;
 
 use crate::{
     agent::Agent,
@@ -186,6 +187,8 @@ pub struct HuntOptions {
     pub hosts: usize,
     /// Whether a first packet that is lost is explained.
     pub explains_slow: bool,
+    /// Questions about connections of one pod, behind each edit: what `explain` says of them is compared.
+    pub questions: usize,
 }
 
 /// How an agent ends before the next one starts.
@@ -243,8 +246,39 @@ pub struct Seen {
     pub slowest_edit: Duration,
     /// Answers that did not come, with what was done last.
     pub lost_answers: Vec<String>,
+    /// What `explain` said.
+    pub explained: Explained,
     /// Where the datapath went on dropping what the flows let pass, until its megaflows were made anew.
     pub stale_megaflows: Vec<String>,
+}
+
+/// The verdicts of `explain`. None of them was contradicted.
+#[derive(Debug, Default)]
+pub struct Explained {
+    /// Questions by verdict.
+    pub verdicts: BTreeMap<String, usize>,
+    /// Questions with a port, about an address, or about a name that the pod had asked for, all of whose addresses have
+    /// one fate.
+    pub certain: usize,
+    /// Of these, those with a verdict that leaves it open, by reason.
+    pub left_open: BTreeMap<String, usize>,
+}
+
+/// A question to `explain`.
+struct Question {
+    pod: &'static str,
+    target: String,
+    /// Whether the pod asks for a name before it connects.
+    is_by_name: bool,
+    /// Whether the agent knows all that decides.
+    is_known: bool,
+}
+
+/// The answer, in short.
+struct Answer {
+    verdict: String,
+    reason: String,
+    text: String,
 }
 
 /// One attempt that came out otherwise than it must.
@@ -383,6 +417,11 @@ impl<'a> Hunt<'a> {
         println!("{:#?}", self.seen);
         let made_a_difference = !self.seen.by_dnsflow.is_empty();
         assert!(made_a_difference, "the firewalls were too tame");
+        let Explained {
+            certain, left_open, ..
+        } = &self.seen.explained;
+        let open: usize = left_open.values().sum();
+        assert!(20 * open <= *certain, "{open} of {certain}: {left_open:?}");
     }
 
     /// Tries one firewall and edits of it, with other records and pods than before. Does something else
@@ -546,6 +585,99 @@ impl<'a> Hunt<'a> {
         }
         let (pod, all) = (*self.random.pick(&PODS), self.everything());
         self.must_hold("after names were told", pod, &all);
+        self.ask_about_addresses(pod, &all);
+    }
+
+    /// What the agent says of a connection.
+    fn answer(&self, question: &Question) -> Answer {
+        let Question { pod, target, .. } = question;
+        let pod = pod.replacen('_', "/", 1);
+        let said = self
+            .lab
+            .ask_agent(&["explain", &pod, target, "--output", "json"]);
+        let (text, _) = said.expect("the agent answers");
+        let explained: Value = serde_json::from_str(&text).expect("a list");
+        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        Answer {
+            verdict: word(&explained[0]["verdict"]),
+            reason: word(&explained[0]["addresses"][0]["reason"]),
+            text,
+        }
+    }
+
+    /// Compares an answer with what became of the connections that it is about.
+    fn must_be_true(&mut self, question: &Question, answer: Answer, became: &[Action]) {
+        let Answer {
+            verdict,
+            reason,
+            text,
+        } = answer;
+        let all = |action| became.iter().all(|became| *became == action);
+        let is_true = match (&*verdict, question.is_by_name) {
+            // Nobody knows yet where the name leads.
+            ("not_yet", true) if text.contains("if its name has the same address") => true,
+            ("allowed", _) | ("not_yet", true) => all(Action::Allow),
+            ("blocked", _) | ("not_yet", false) => all(Action::Deny),
+            ("depends" | "not_known", _) => {
+                let is_one = all(Action::Allow) || all(Action::Deny);
+                if question.is_known && is_one {
+                    let of_reason = self.seen.explained.left_open.entry(reason);
+                    *of_reason.or_default() += 1;
+                }
+                true
+            }
+            _ => false,
+        };
+        if !is_true {
+            panic!(
+                "{} to {}: {became:?}, but\n{text}\n{}",
+                question.pod,
+                question.target,
+                self.history.join("\n")
+            );
+        }
+        let explained = &mut self.seen.explained;
+        explained.certain += usize::from(question.is_known);
+        *explained.verdicts.entry(verdict).or_default() += 1;
+    }
+
+    /// Asks about some of these connections, which were just tried.
+    fn ask_about_addresses(&mut self, pod: &'static str, all: &[(Protocol, SocketAddr)]) {
+        for _ in 0..self.options.questions {
+            let (protocol, to) = *self.random.pick(all);
+            let has_port = !self.random.one_in(4);
+            let target = match has_port {
+                true => format!("{to}/{}", protocol.name()),
+                false => to.ip().to_string(),
+            };
+            let is_meant = |(other, at): &&(Protocol, SocketAddr)| match has_port {
+                true => (*other, *at) == (protocol, to),
+                false => at.ip() == to.ip(),
+            };
+            let meant = all.iter().filter(is_meant);
+            if meant
+                .clone()
+                .any(|(of, at)| self.is_left_behind(pod, *of, *at))
+            {
+                continue;
+            }
+            let became = meant.map(|(of, at)| self.expected(pod, *of, *at).0);
+            let became: Vec<Action> = became.collect();
+            let question = Question {
+                pod,
+                target,
+                is_by_name: false,
+                is_known: has_port,
+            };
+            let answer = self.answer(&question);
+            self.must_be_true(&question, answer, &became);
+        }
+    }
+
+    /// Whether an ACL decides that is of no rule any more.
+    fn is_left_behind(&self, pod: &str, protocol: Protocol, to: SocketAddr) -> bool {
+        let destination = self.destination(pod, protocol, to);
+        self.leftover.is_some() && verdict(&self.rules, &destination).is_none()
     }
 
     /// A pod asks for a name and goes there at once: an answer comes when its addresses are open.
@@ -555,7 +687,22 @@ impl<'a> Hunt<'a> {
         for (protocol, to) in all.iter().filter(|(_, to)| addresses.contains(&to.ip())) {
             of_name.push((*protocol, *to, self.expected(pod, *protocol, *to).0));
         }
+        let question = self.random_question(pod, name);
+        let answer = question.map(|(asked, service)| (self.answer(&asked), asked, service));
         self.ask(pod, name);
+        if let Some((answer, asked, service)) = answer {
+            let meant = of_name.iter().filter(|(protocol, to, _)| {
+                service.is_none_or(|service| service == (*protocol, to.port()))
+            });
+            if !meant
+                .clone()
+                .any(|(of, at, _)| self.is_left_behind(pod, *of, *at))
+            {
+                let became = meant.map(|(of, at, _)| self.expected(pod, *of, *at).0);
+                let became: Vec<Action> = became.collect();
+                self.must_be_true(&asked, answer, &became);
+            }
+        }
         let (mut at_once, mut soon) = (Vec::new(), Vec::new());
         for (protocol, to, before) in of_name {
             match (before, self.expected(pod, protocol, to).0) {
@@ -567,6 +714,36 @@ impl<'a> Hunt<'a> {
         }
         self.must_hold(&format!("right after {name} was told"), pod, &at_once);
         self.seen.late_denials += self.follow(vec![(pod, soon)]);
+    }
+
+    /// A question by name, and the service that it is about if it has a port.
+    fn random_question(
+        &mut self,
+        pod: &'static str,
+        name: &str,
+    ) -> Option<(Question, Option<(Protocol, u16)>)> {
+        if self.options.questions == 0 {
+            return None;
+        }
+        let protocol = *self.random.pick(&[Protocol::Tcp, Protocol::Udp]);
+        let port = *self.random.pick(&web::PORTS);
+        let service = (!self.random.one_in(4)).then_some((protocol, port));
+        let target = match service {
+            Some(_) => format!("{name}:{port}/{}", protocol.name()),
+            None => name.to_owned(),
+        };
+        let told = self.told.get(pod);
+        let was_told = |address: &IpAddr| {
+            let names = told.and_then(|told| told.get(address));
+            names.is_some_and(|names| names.contains(name))
+        };
+        let question = Question {
+            pod,
+            target,
+            is_by_name: true,
+            is_known: service.is_some() && self.records[name].iter().all(was_told),
+        };
+        Some((question, service))
     }
 
     /// What ovn-kubernetes' controller finds for the names of the rules: often something else than

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use dnsflow_core::ask::view::{EntryView, Explanation, Verdict};
+use dnsflow_core::ask::view::{EntryView, Explanation, Target, Verdict};
 use serde::Serialize;
 use tokio::runtime;
 
@@ -250,7 +250,7 @@ pub fn observe(options: &ObserveOptions, output: &mut impl Write) -> anyhow::Res
 }
 
 /// `dnsflow explain`: the verdict over all ports of the pod.
-pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> anyhow::Result<Verdict> {
+pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> anyhow::Result<Exit> {
     let control = &options.control;
     let (namespace, pod) = (&options.pod.namespace, &options.pod.name);
     let parameters = [
@@ -260,11 +260,13 @@ pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> anyhow::Res
     ];
     let asked = client::get(&control.socket.path, "/v1/explain", &parameters);
     let explained: Vec<Explanation> = block_on(asked)?;
-    // The agent says so of a pod on other networks for each of its ports: one that passes is enough.
-    let Some(verdict) = explained.iter().map(|one| one.verdict).min() else {
+    // A pod on several networks has several ports: one by which the connection passes is enough.
+    let verdicts = || explained.iter().map(|one| one.verdict);
+    let passes = verdicts().find(|verdict| *verdict == Verdict::Allowed);
+    let Some(verdict) = passes.or_else(|| Verdict::of_all(verdicts())) else {
         bail!(
-            "no pod {namespace}/{pod} has an interface on this node: ask the agent of the pod's node, and \
-             see `dnsflow status`"
+            "no pod {namespace}/{pod} has an interface on this node: it may be on another node (ask that node's \
+             agent), on the host's network, where no EgressFirewall holds, or have ended; see `dnsflow status`"
         );
     };
     match control.output.format {
@@ -273,7 +275,8 @@ pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> anyhow::Res
         OutputFormat::Yaml => write_yaml(&explained, output),
     }
     .context(UNWRITTEN)?;
-    Ok(verdict)
+    let is_by_name = matches!(options.target.parse(), Ok(Target::Name(..)));
+    Ok(Exit::of(verdict, is_by_name))
 }
 
 /// Asks for the cache entries that the filters want. `values` are what programs get of an entry, and

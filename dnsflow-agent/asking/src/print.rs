@@ -478,14 +478,17 @@ pub(crate) fn explanations(
     for explanation in explained {
         let Explanation {
             port,
+            verdict,
             addresses,
             hints,
-            ..
         } = explanation;
         let network = port.network.as_deref();
         let network = network.map_or_else(String::new, |name| format!(" on network {name}"));
         let pod = pod(&port.namespace, &port.pod);
         writeln!(output, "pod {pod}{network} to {target}")?;
+        if addresses.len() > 1 {
+            writeln!(output, "all addresses: {}", verdict_text(*verdict))?;
+        }
         for address in addresses {
             explained_address(address, output)?;
         }
@@ -496,11 +499,18 @@ pub(crate) fn explanations(
     Ok(())
 }
 
-fn explained_address(address: &ExplainedAddress, output: &mut impl Write) -> io::Result<()> {
-    let verdict = match address.verdict {
+fn verdict_text(verdict: Verdict) -> &'static str {
+    match verdict {
         Verdict::Allowed => "ALLOWED",
+        Verdict::NotYet => "NOT YET",
+        Verdict::Depends => "DEPENDS",
+        Verdict::NotKnown => "NOT KNOWN",
         Verdict::Blocked => "BLOCKED",
-    };
+    }
+}
+
+fn explained_address(address: &ExplainedAddress, output: &mut impl Write) -> io::Result<()> {
+    let verdict = verdict_text(address.verdict);
     let to = address
         .address
         .map_or_else(String::new, |to| format!("{to} "));
@@ -547,8 +557,10 @@ fn explained_address(address: &ExplainedAddress, output: &mut impl Write) -> io:
         let outcome = match step.outcome {
             StepOutcome::NoMatch => "does not match",
             StepOutcome::Decides => "decides",
+            StepOutcome::OnceAsked => "once asked",
             StepOutcome::NotInForce => "not in force",
             StepOutcome::SomePorts => "for some ports",
+            StepOutcome::SomeAddresses => "for some addresses",
             StepOutcome::TooLate => "too late",
             StepOutcome::Unknown => "unknown",
         };

@@ -93,9 +93,9 @@ impl Side {
             rule,
             unless,
         } = outcome;
-        let mut text = match verdict {
-            Verdict::Allowed => "allowed",
-            Verdict::Blocked => "denied",
+        let mut text = match is_allowed(verdict) {
+            true => "allowed",
+            false => "denied",
         }
         .to_owned();
         text += &match rule {
@@ -119,15 +119,20 @@ impl Side {
     }
 }
 
+/// A connection that was tried is allowed or denied.
+fn is_allowed(verdict: Verdict) -> bool {
+    verdict == Verdict::Allowed
+}
+
 impl Change {
     fn between(now: Outcome, then: Outcome) -> Option<Self> {
         let by_node = |side: Outcome| matches!(side.unless, Some(Unless::IsSelected(_)));
         if by_node(now) || by_node(then) {
             return Some(Self::NotKnown);
         }
-        match (now.verdict, then.verdict) {
-            (Verdict::Allowed, Verdict::Blocked) => Some(Self::WouldDeny),
-            (Verdict::Blocked, Verdict::Allowed) => Some(Self::WouldAllow),
+        match (is_allowed(now.verdict), is_allowed(then.verdict)) {
+            (true, false) => Some(Self::WouldDeny),
+            (false, true) => Some(Self::WouldAllow),
             _ if now.unless.is_some() != then.unless.is_some() => Some(Self::NotKnown),
             _ => None,
         }
@@ -201,9 +206,9 @@ impl Trialled {
             let names = names_of(connection);
             let facts = facts(connection, &names);
             let (before, after) = (now.decide(&facts), then.decide(&facts));
-            match (Change::between(before, after), after.verdict) {
-                (None, Verdict::Allowed) => trialled.stay_allowed += 1,
-                (None, Verdict::Blocked) => trialled.stay_denied += 1,
+            match (Change::between(before, after), is_allowed(after.verdict)) {
+                (None, true) => trialled.stay_allowed += 1,
+                (None, false) => trialled.stay_denied += 1,
                 (Some(change), _) => trialled.changed.push(Changed {
                     change,
                     pod: connection.pod.clone(),

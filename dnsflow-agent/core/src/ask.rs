@@ -2,5 +2,6 @@
 
 pub mod attempts;
 pub mod history;
+mod judge;
 pub mod trial;
 pub mod view;

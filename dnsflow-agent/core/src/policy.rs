@@ -164,6 +164,11 @@ impl Policy {
         self.ovn.take_cluster_changes()
     }
 
+    /// The addresses to which the load balancers at an address lead.
+    pub(crate) fn backends_behind(&self, address: IpAddr) -> BTreeSet<IpAddr> {
+        self.ovn.backends_behind(address)
+    }
+
     /// Whether a load balancer leads to the address.
     pub(crate) fn is_backend(&self, address: IpAddr) -> bool {
         self.ovn.is_backend(address)

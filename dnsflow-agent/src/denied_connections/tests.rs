@@ -23,7 +23,6 @@ fn denied(namespace: &str, rule: Option<u32>) -> Denied {
         rule_text: String::new(),
         text: String::new(),
         remedy: None,
-        unless_resolved: false,
     }
 }
 

@@ -15,10 +15,11 @@ const EXPECTED: &str = "\
 06.729872Z  ns1/pod1  allowed  203.0.113.2:80 = www.example.com; rule 0 allows it
 06.759085Z  ns1/pod1  denied  203.0.113.3:80 = www.example.net, told 0s ago by 10.96.0.10:53; \
 rule 1 Deny cidrSelector: 0.0.0.0/0; allow it before rule 1 with `dnsName: www.example.net`
-06.786013Z  ns1/pod1  denied  203.0.113.9:80  rule 1 Deny cidrSelector: 0.0.0.0/0: the pod was told no such \
-answer by a DNS server that is trusted; passes all the same if ovn-kubernetes has resolved the address itself
+06.786013Z  ns1/pod1  denied  203.0.113.9:80  rule 1 Deny cidrSelector: 0.0.0.0/0: no trusted DNS server \
+has returned this address to the pod; it may still be allowed: ovn-kubernetes may have resolved \
+dnsName: example.com (rule 0) to it
 07.804902Z  ns1/pod1  denied  203.0.113.2:443 = www.example.com, told 1s ago by 10.96.0.10:53; \
-rule 1 Deny cidrSelector: 0.0.0.0/0: rule 0 allows it for tcp/80 only
+rule 1 Deny cidrSelector: 0.0.0.0/0: rule 0 allows it for tcp/80 only; add tcp/443 to the ports of rule 0
 ignored  ns1/pod1  no_rule_matches 1, not_judged 1, other_port 31, rcode 1, tcp_without_data 4
 ";
 
@@ -35,15 +36,15 @@ network; write a network such as 192.0.2.0/24
 06.564686Z  ns1/pod1  opened  www.example.net  -> 203.0.113.3  (rules 1)
 06.695436Z  ns1/pod1  allowed  203.0.113.1:80 = example.com; rule 2 allows it
 06.729872Z  ns1/pod1  denied  203.0.113.2:80 = www.example.com, told 0s ago by 10.96.0.10:53; rule 0 Deny \
-dnsName: www.example.com: rule 2 would allow it, but an earlier rule decides; allow it before rule 0 with \
-`dnsName: www.example.com`
+dnsName: www.example.com: rule 2 would allow it, but an earlier rule decides; move rule 2 before rule 0; \
+rule 0 (Deny dnsName: www.example.com) does not deny it then
 06.759085Z  ns1/pod1  allowed  203.0.113.3:80 = www.example.net; rule 1 allows it
-06.786013Z  ns1/pod1  denied  203.0.113.9:80  rule 4 Deny cidrSelector: 0.0.0.0/0: the pod was told no such \
-answer by a DNS server that is trusted; passes all the same if ovn-kubernetes has resolved the address \
-itself
+06.786013Z  ns1/pod1  denied  203.0.113.9:80  rule 4 Deny cidrSelector: 0.0.0.0/0: no trusted DNS server \
+has returned this address to the pod; it may still be allowed: ovn-kubernetes may have resolved \
+dnsName: *.example.net (rule 1) to it
 07.804902Z  ns1/pod1  denied  203.0.113.2:443 = www.example.com, told 1s ago by 10.96.0.10:53; rule 0 Deny \
-dnsName: www.example.com: rule 2 would allow it, but an earlier rule decides; allow it before rule 0 with \
-`dnsName: www.example.com`
+dnsName: www.example.com: rule 2 would allow it, but an earlier rule decides; move rule 2 before rule 0; \
+rule 0 (Deny dnsName: www.example.com) does not deny it then
 ignored  ns1/pod1  not_judged 1, other_port 31, rcode 1, tcp_without_data 4
 ";
 

@@ -61,6 +61,7 @@ const CORE: Floors = &[
     "switch",
     "ask::attempts",
     "ask::history",
+    "ask::judge",
     "ask::trial",
     "sources",
     "ask::view",

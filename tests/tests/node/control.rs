@@ -357,7 +357,7 @@ fn kubectl_asks_all_nodes_and_names_those_that_do_not_answer() {
         "{explained}"
     );
     assert!(
-        explained.contains("203.0.113.9 BLOCKED (not_resolved)"),
+        explained.contains("203.0.113.9 NOT YET (not_resolved)"),
         "{explained}"
     );
     let (_, refused, code) = ask(&["cleanup"]);
@@ -723,9 +723,11 @@ fn what_is_listed_and_explained_is_so() {
         );
     }
     let said = explain(&lab, "ns1/pod1", "nobody.example.com");
-    assert_eq!(said, (Some(3), "not_resolved".to_owned()));
+    assert_eq!(said, (Some(4), "depends_on_address".to_owned()));
+    let said = explain(&lab, "ns1/pod1", "mail.example.net:25");
+    assert_eq!(said, (Some(0), "allowed_by_name".to_owned()));
     let said = explain(&lab, "ns1/pod1", "example.org:443");
-    assert_eq!(said, (Some(3), "denied_by_rule".to_owned()));
+    assert_eq!(said, (Some(4), "depends_on_address".to_owned()));
     let said = explain(&lab, "ns2/pod1", "203.0.113.6:80");
     assert_eq!(said, (Some(0), "no_firewall".to_owned()));
     let (text, code) = ask(&lab, &["explain", "ns1/nobody", "203.0.113.2"]);

@@ -39,7 +39,7 @@ const RECORDS: &[&str] = &[
     "denied.example.com. 300 IN A 203.0.113.4",
     "cdn.example.org. 300 IN A 203.0.113.6",
     "short.example.com. 1 IN A 203.0.113.7",
-    "local.example.com. 300 IN A 127.0.0.1",
+    "metadata.example.com. 300 IN A 169.254.169.254",
 ];
 
 fn ask(lab: &Lab, arguments: &[&str]) -> (String, Option<i32>) {
@@ -118,7 +118,7 @@ fn answers_are_printed_as_reviewed() {
         "www.example.com",
         "mail.example.net",
         "denied.example.com",
-        "local.example.com",
+        "metadata.example.com",
     ] {
         pod.resolve(name).expect("the name is known");
     }
@@ -163,11 +163,11 @@ fn answers_are_printed_as_reviewed() {
     // Thirteen situations in which something is blocked; the last five are in the other test.
     explain(all, &lab, "cdn.example.org:443", "denied_by_rule");
     explain(all, &lab, "203.0.113.6:443", "denied_by_rule");
-    explain(all, &lab, "api.example.com", "not_resolved");
+    explain(all, &lab, "api.example.com", "depends_on_address");
     explain(all, &lab, "mail.example.net:80", "wrong_port");
     explain(all, &lab, "denied.example.com", "denied_by_earlier_rule");
     explain(all, &lab, "short.example.com", "expired");
-    explain(all, &lab, "local.example.com", "address_refused");
+    explain(all, &lab, "metadata.example.com", "address_refused");
     explain_pod(all, &lab, "ns1/pod2", "203.0.113.2:80", "told_to_other_pod");
 
     show(all, "cache-list", &lab, &["cache", "list"]);
@@ -289,7 +289,7 @@ fn what_keeps_an_agent_from_knowing_is_explained_as_reviewed() {
     let server = SocketAddrV4::new(DNS_POD, DNS_POD_PORT);
     pod.resolve_at(server, "www.example.com")
         .expect("the name is known");
-    unknown(all, &lab, "www.example.com:80", "not_resolved");
+    unknown(all, &lab, "203.0.113.2:80", "not_resolved");
 
     // ovn-kubernetes has not written the ACL of a new rule, and never does.
     let mut rules = rules();

@@ -12,12 +12,15 @@ use dnsflow_tests::{
 /// The environment variable for a longer run.
 const FIREWALLS_VARIABLE: &str = "DNSFLOW_FIREWALLS";
 const FIREWALLS: usize = 2;
+/// Questions to `explain` about addresses behind each edit; there are some by name beside.
+const QUESTIONS: usize = 10;
 
 fn hunt(lab: &Lab) {
     let random = Random::from_environment().expect("a seed");
     let count = std::env::var(FIREWALLS_VARIABLE);
     let options = HuntOptions {
         explains_slow: count.is_ok(),
+        questions: QUESTIONS,
         ..HuntOptions::default()
     };
     let firewalls = count.map_or(FIREWALLS, |count| {

@@ -41,6 +41,17 @@ pub struct Heard {
     pub resolver: Resolver,
 }
 
+/// The same, with the pod and the address.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct HeardAt {
+    /// The interface index of the pod.
+    pub ifindex: u32,
+    /// The address.
+    pub address: IpAddr,
+    /// The name.
+    pub heard: Heard,
+}
+
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 struct Place<T> {
     ifindex: u32,
@@ -137,19 +148,30 @@ impl Attempts {
         self.heard.get_mut(&place).cloned().unwrap_or_default()
     }
 
-    /// The names that led pods to an address, with the interface of each pod, the newest first.
-    pub fn heard_at(&self, address: IpAddr) -> Vec<(u32, Heard)> {
-        let of_it = self
-            .heard
-            .iter()
-            .filter(|(place, _)| place.address == address);
-        let each = of_it.flat_map(|(place, heard)| {
+    /// The names that led pods to an address, the newest first.
+    pub fn heard_at(&self, address: IpAddr) -> Vec<HeardAt> {
+        self.heard_where(|place, _| place.address == address)
+    }
+
+    /// The addresses to which a name led pods, the newest first.
+    pub fn heard_of(&self, name: &DomainName) -> Vec<HeardAt> {
+        self.heard_where(|_, heard| heard.name == *name)
+    }
+
+    fn heard_where(&self, is_it: impl Fn(&Place<()>, &Heard) -> bool) -> Vec<HeardAt> {
+        let all = self.heard.iter().flat_map(|(place, heard)| {
             let heard = heard.iter();
-            heard.map(|heard| (place.ifindex, heard.clone()))
+            heard.map(move |heard| (place, heard))
         });
-        let mut heard: Vec<_> = each.collect();
-        heard.sort_by_key(|(_, heard)| std::cmp::Reverse(heard.at));
-        heard
+        let found = all.filter(|(place, heard)| is_it(place, heard));
+        let found = found.map(|(place, heard)| HeardAt {
+            ifindex: place.ifindex,
+            address: place.address,
+            heard: heard.clone(),
+        });
+        let mut found: Vec<HeardAt> = found.collect();
+        found.sort_by_key(|one| std::cmp::Reverse(one.heard.at));
+        found
     }
 
     /// Whether to report that an attempt is denied: it was not reported lately, and the pod has not led

@@ -6,6 +6,7 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use crate::{
+    ask::judge::{Bearing, Doubt, decide},
     policy::rules::{ActiveRule, NamePattern, RuleSet},
     values::{
         firewall::{Destination, Firewall, Rule, RuleAction},
@@ -93,45 +94,41 @@ impl Trial {
 
     /// The same, where the caller decides which rules by name match, not the answers to the pod.
     pub fn decide_by(&self, facts: &Facts<'_>, matches_name: impl Fn(u32) -> bool) -> Outcome {
-        let mut may_match: Vec<(RuleAction, Unless)> = Vec::new();
-        let mut decided = (RuleAction::Allow, None);
-        for (index, rule) in (0..).zip(self.rules.iter()) {
-            if !is_for(rule, facts.transport) {
-                continue;
-            }
-            let matches = match &rule.destination {
-                Destination::Invalid(_) => false,
-                Destination::Cidr(network) => network.contains(&facts.address),
-                Destination::Nodes => {
-                    if facts.is_node {
-                        may_match.push((rule.action, Unless::IsSelected(index)));
-                    }
-                    false
-                }
+        let rules = (0..).zip(self.rules.iter());
+        let rules = rules.filter(|(_, rule)| is_for(rule, facts.transport));
+        let bearings = rules.filter_map(|(index, rule)| {
+            let (matches, doubt) = match &rule.destination {
+                Destination::Invalid(_) => (false, None),
+                Destination::Cidr(network) => (network.contains(&facts.address), None),
+                Destination::Nodes => (false, facts.is_node.then_some(Doubt::Node)),
                 Destination::Name(_) => {
                     let is_told = matches_name(index);
                     let is_opened = rule.action == RuleAction::Deny || !facts.is_refused;
                     // Where the pod was told a name, ovn-kubernetes is unlikely to know another one.
-                    if (is_told && !is_opened) || facts.names.is_empty() {
-                        may_match.push((rule.action, Unless::IsResolved(index)));
-                    }
-                    is_told && is_opened
+                    let may_be_resolved = (is_told && !is_opened) || facts.names.is_empty();
+                    let doubt = may_be_resolved.then_some(Doubt::Resolved);
+                    (is_told && is_opened, doubt)
                 }
             };
-            if matches {
-                decided = (rule.action, Some(index));
-                break;
-            }
-        }
-        let (action, rule) = decided;
-        let unless = may_match.into_iter().find(|(other, _)| *other != action);
+            (matches || doubt.is_some()).then_some(Bearing {
+                rule: index,
+                action: rule.action,
+                once_asked: false,
+                doubt: doubt.filter(|_| !matches),
+            })
+        });
+        let bearings: Vec<Bearing> = bearings.collect();
+        let decided = decide(&bearings, false);
         Outcome {
-            verdict: match action {
+            verdict: match decided.action {
                 RuleAction::Allow => Verdict::Allowed,
                 RuleAction::Deny => Verdict::Blocked,
             },
-            rule,
-            unless: unless.map(|(_, unless)| unless),
+            rule: decided.rule,
+            unless: decided.unless.map(|unless| match unless.doubt {
+                Doubt::Node => Unless::IsSelected(unless.rule),
+                _ => Unless::IsResolved(unless.rule),
+            }),
         }
     }
 }

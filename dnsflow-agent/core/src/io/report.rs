@@ -37,9 +37,6 @@ pub struct Denied {
     pub text: String,
     /// The change that would allow it.
     pub remedy: Option<String>,
-    /// Whether a rule by name may let the connection pass all the same: ovn-kubernetes resolves the names
-    /// of rules as well.
-    pub unless_resolved: bool,
 }
 
 /// A name that a pod was told an address for.
@@ -68,14 +65,6 @@ impl fmt::Display for ToldName {
     }
 }
 
-impl Denied {
-    /// Why the connection may pass all the same, if that is not known.
-    pub fn unless(&self) -> Option<&'static str> {
-        let unless = "passes all the same if ovn-kubernetes has resolved the address itself";
-        self.unless_resolved.then_some(unless)
-    }
-}
-
 impl fmt::Display for Denied {
     /// The rule, the reason and the remedy.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -89,10 +78,7 @@ impl fmt::Display for Denied {
         if let Some(remedy) = &self.remedy {
             write!(f, "; {remedy}")?;
         }
-        match self.unless() {
-            Some(unless) => write!(f, "; {unless}"),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 

@@ -483,6 +483,13 @@ impl OvnView {
         })
     }
 
+    /// The addresses to which the load balancers at an address lead.
+    pub fn backends_behind(&self, address: IpAddr) -> BTreeSet<IpAddr> {
+        let rows = self.services_at.ids(address);
+        let rows = rows.filter_map(|id| self.load_balancers.find(id));
+        rows.flat_map(|row| row.backends.iter().copied()).collect()
+    }
+
     /// Whether a load balancer leads to the address.
     pub fn is_backend(&self, address: IpAddr) -> bool {
         self.backends_at.has(address)

@@ -3,13 +3,34 @@
 use serde::{Deserialize, Serialize};
 
 /// The verdict over a connection.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// It passes.
     Allowed,
+    /// It passes once the pod has asked for the name.
+    NotYet,
+    /// It depends on the port or on the address, which the question does not have.
+    Depends,
+    /// It is not known: a fact decides that the agent does not have.
+    NotKnown,
     /// It is dropped.
     Blocked,
+}
+
+impl Verdict {
+    /// The verdict over connections to several addresses of a name; `None` without one.
+    pub fn of_all(verdicts: impl IntoIterator<Item = Self>) -> Option<Self> {
+        verdicts
+            .into_iter()
+            .reduce(|one, other| match (one, other) {
+                (one, other) if one == other => one,
+                (Self::NotKnown, _) | (_, Self::NotKnown) => Self::NotKnown,
+                // The question for the name comes first.
+                (Self::Allowed, Self::NotYet) | (Self::NotYet, Self::Allowed) => Self::NotYet,
+                _ => Self::Depends,
+            })
+    }
 }
 
 /// Why: a stable code.
@@ -32,7 +53,7 @@ pub enum Reason {
     DeniedByEarlierRule,
     /// A rule by name would allow it, but only for other ports.
     WrongPort,
-    /// A rule by name would allow it once the pod is told the address; it was not.
+    /// A rule by name allows it once a trusted DNS server has returned the address to the pod.
     NotResolved,
     /// The pod was told the address, and the time of the answer is over.
     Expired,
@@ -60,4 +81,24 @@ pub enum Reason {
     NotAttached,
     /// The agent has not read everything yet.
     AgentStarting,
+    /// The connection stays in the pod.
+    InPod,
+    /// The pod has no address of the destination's IP version.
+    NoAddressOfFamily,
+    /// The destination is in the cluster, where an EgressFirewall does not hold.
+    InCluster,
+    /// The destination is a Service that leads out of the pods' networks: its backends decide.
+    LeadsOut,
+    /// The name is one of the cluster's DNS, and its address is not known.
+    ClusterName,
+    /// Packets to the destination stay on the pod's link.
+    OnLink,
+    /// The rules decide by the port, and none was named.
+    DependsOnPort,
+    /// The rules decide by the address, and it is not known.
+    DependsOnAddress,
+    /// A rule selects nodes, and the agent does not know which.
+    NodeSelector,
+    /// The switch cannot be asked.
+    SwitchAway,
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Reason, RuleStep, StepOutcome, Verdict, View, explain::Asked};
+use super::{Reason, StepOutcome, Verdict, View, explain::Asked};
 use crate::{
     Timestamp,
     ask::{attempts::Heard, history::Tried},
@@ -33,14 +33,9 @@ impl View<'_> {
         };
         let row = &port.row;
         let address = attempt.address;
-        let namespace = self.policy.namespace_of_names(row);
-        let inside = self.refused.is_inside(address, row, namespace);
-        let Some(namespace) = namespace.filter(|_| !inside && !is_on_link(address)) else {
+        let Some(namespace) = self.policy.namespace_of_names(row) else {
             return Judged::NotJudged;
         };
-        if !self.sources.are_read() {
-            return Judged::NotJudged;
-        }
         // Of a name that a rule mentions by now, only the cache counts.
         let is_unmentioned =
             |heard: &&Heard| self.policy.mention(row, &heard.name) == Mention::None;
@@ -49,15 +44,13 @@ impl View<'_> {
             address: Some(address),
             name: asked,
             transport: Some(attempt.transport()),
-            sets: None,
+            ..Asked::default()
         };
         let decided = self.decide(id, port, asked);
-        let by_node = |step: &RuleStep| step.outcome == StepOutcome::Unknown;
-        let is_node = self.refused.is_node(address);
-        let is_allowed = decided.verdict == Verdict::Allowed;
-        if !is_allowed && is_node && decided.steps.iter().any(by_node) {
+        if is_elsewhere(decided.reason) {
             return Judged::NotJudged;
         }
+        let is_allowed = decided.verdict == Verdict::Allowed;
         let mut names: Vec<ToldName> = self
             .cache
             .entry(id, address)
@@ -84,11 +77,14 @@ impl View<'_> {
             port: row.iface_id.clone(),
             attempt: *attempt,
             names: names.iter().map(|told| told.name.clone()).collect(),
-            verdict: decided.verdict,
+            verdict: match is_allowed {
+                true => Verdict::Allowed,
+                false => Verdict::Blocked,
+            },
             reason: decided.reason,
             rule: decided.rule,
             is_refused: self.refusal(address, row).is_some(),
-            is_node,
+            is_node: self.refused.is_node(address),
         });
         if is_allowed {
             return Judged::Allowed(tried);
@@ -116,45 +112,30 @@ impl View<'_> {
             }),
             text,
             remedy: decided.remedy,
-            unless_resolved: may_be_resolved(decided.reason),
         };
         Judged::Denied(tried, Box::new(denied))
     }
 }
 
-/// Whether a rule by name may match an address that the pod was not told, or not any more.
-fn may_be_resolved(reason: Reason) -> bool {
-    match reason {
-        Reason::NotResolved
-        | Reason::Expired
-        | Reason::LimitReached
-        | Reason::ToldToOtherPod
-        | Reason::FlowMissing
-        | Reason::DryRun
-        | Reason::NoResolverTrusted
-        | Reason::PortNotTrusted
-        | Reason::NotAttached
-        | Reason::AddressRefused => true,
-        Reason::NoFirewall
-        | Reason::NoRuleDenies
-        | Reason::AllowedByNetwork
-        | Reason::AllowedByName
-        | Reason::AllowedByOvn
-        | Reason::DeniedByRule
-        | Reason::DeniedByEarlierRule
-        | Reason::WrongPort
-        | Reason::AclMissing
-        | Reason::FirewallNotTakenOver
-        | Reason::RuleNotUsable
-        | Reason::AgentStarting => false,
-    }
+/// Whether no EgressFirewall decides, or one by facts that the agent does not have.
+fn is_elsewhere(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::InPod
+            | Reason::InCluster
+            | Reason::LeadsOut
+            | Reason::OnLink
+            | Reason::NoAddressOfFamily
+            | Reason::AgentStarting
+            | Reason::NodeSelector
+    )
 }
 
-/// Whether packets to an address stay on the pod's link, or in the pod.
-fn is_on_link(address: IpAddr) -> bool {
+/// Whether packets to an address stay on the pod's link.
+pub(super) fn is_on_link(address: IpAddr) -> bool {
     let by_family = match address {
         IpAddr::V4(v4) => v4.is_broadcast(),
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
     };
-    by_family || address.is_loopback() || address.is_multicast() || address.is_unspecified()
+    by_family || address.is_multicast()
 }

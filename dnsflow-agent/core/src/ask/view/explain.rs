@@ -3,16 +3,21 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     str::FromStr,
 };
 
 use serde::{Deserialize, Serialize};
 
-use super::{EntryView, PortView, View, action_text, destination_text, transport_text};
+use super::{
+    EntryView, PortView, View, action_text, attempt::is_on_link, destination_text, transport_text,
+};
 use crate::{
     Timestamp,
-    ask::attempts::Heard,
+    ask::{
+        attempts::HeardAt,
+        judge::{Bearing, Doubt, Unless, decide},
+    },
     cache::End,
     io::report::Severity,
     ovn::hash::{Family, address_set_hashes},
@@ -92,10 +97,14 @@ pub enum StepOutcome {
     NoMatch,
     /// It matches and decides.
     Decides,
+    /// It decides once the pod has asked for a name.
+    OnceAsked,
     /// It would match, but is not in force for this address.
     NotInForce,
     /// It matches for some ports only.
     SomePorts,
+    /// It matches for some addresses only.
+    SomeAddresses,
     /// It matches, but an earlier rule has decided.
     TooLate,
     /// Whether it matches is not known to the agent.
@@ -133,9 +142,9 @@ pub struct HeardName {
 /// Facts about a target from outside the engine.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Beside {
-    /// Names that no rule mentioned when they led pods to the address, with the interface index of the
-    /// pod, the newest first.
-    pub heard: Vec<(u32, Heard)>,
+    /// Of an address, the names that no rule mentioned when they led pods to it; of a name, the addresses. The newest
+    /// first.
+    pub heard: Vec<HeardAt>,
     /// By address, OVN's address sets that have it: the numbers in their names. `None` if OVN was not asked.
     pub sets: Option<BTreeMap<IpAddr, BTreeSet<u64>>>,
 }
@@ -169,7 +178,7 @@ pub struct ExplainedAddress {
 pub struct Explanation {
     /// The pod's port.
     pub port: PortView,
-    /// Whether every address is allowed.
+    /// The verdict over all addresses.
     pub verdict: Verdict,
     /// Each address.
     pub addresses: Vec<ExplainedAddress>,
@@ -181,25 +190,56 @@ pub struct Explanation {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Asked<'a> {
     pub(super) address: Option<IpAddr>,
+    /// Where the address is not known, whether it is one of IPv6.
+    pub(super) is_ipv6: bool,
     /// A name that leads to the address as far as people know. The answers to the pod decide whether a rule matches.
     pub(super) name: Option<&'a DomainName>,
+    /// Whether the pod would ask for the name first.
+    pub(super) is_by_name: bool,
     pub(super) transport: Option<Transport>,
-    /// OVN's address sets that have the address.
-    pub(super) sets: Option<&'a BTreeSet<u64>>,
+    pub(super) sets: Sets<'a>,
+}
+
+/// OVN's address sets that have an address.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Sets<'a> {
+    /// OVN was not asked. It has resolved no name to an address that the pod got for another name.
+    #[default]
+    Unlikely,
+    /// OVN was not asked, or did not answer.
+    Unknown,
+    /// The numbers in their names.
+    Known(&'a BTreeSet<u64>),
 }
 
 /// A destination of a port, with the facts by which rules match it.
 struct Destined<'a> {
     id: PortId,
     port: &'a Port,
-    /// The name that people have asked about.
-    asked: Option<&'a DomainName>,
-    address: Option<IpAddr>,
+    asked: Asked<'a>,
     /// The names that lead to it.
     names: Vec<&'a DomainName>,
-    transport: Option<Transport>,
-    /// OVN's address sets that have the address.
-    sets: Option<&'a BTreeSet<u64>>,
+    /// The one of them that does not count yet.
+    unknown: Option<&'a DomainName>,
+    /// Why the pod does not know the address.
+    untold: Untold,
+}
+
+/// Why a pod does not know an address.
+#[derive(Debug)]
+struct Untold {
+    reason: Reason,
+    text: String,
+}
+
+impl Untold {
+    /// Whether the pod knows it once it has asked.
+    fn ends_by_asking(&self) -> bool {
+        matches!(
+            self.reason,
+            Reason::NotResolved | Reason::Expired | Reason::ToldToOtherPod
+        )
+    }
 }
 
 impl Destined<'_> {
@@ -209,17 +249,27 @@ impl Destined<'_> {
         names.find(|told| covers(rule, pattern, told))
     }
 
-    /// Whether ovn-kubernetes has resolved the name of a rule to it.
-    fn is_in_set_of(&self, rule: &DnsName) -> bool {
-        let Some((address, sets)) = self.address.zip(self.sets) else {
-            return false;
-        };
+    /// Whether nobody knows a name that leads to it.
+    fn is_nameless(&self) -> bool {
+        self.names.is_empty() && self.asked.name.is_none()
+    }
+
+    /// Whether ovn-kubernetes has resolved the name of a rule to it; `None` where that is not known.
+    fn is_in_set_of(&self, rule: &DnsName) -> Option<bool> {
+        let address = self.asked.address?;
         let family = match address {
             IpAddr::V4(_) => Family::V4,
             IpAddr::V6(_) => Family::V6,
         };
-        let hashes = address_set_hashes(rule, family);
-        hashes.iter().any(|hash| sets.contains(hash))
+        match self.asked.sets {
+            Sets::Unknown => None,
+            Sets::Unlikely if self.is_nameless() => None,
+            Sets::Unlikely => Some(false),
+            Sets::Known(sets) => {
+                let hashes = address_set_hashes(rule, family);
+                Some(hashes.iter().any(|hash| sets.contains(hash)))
+            }
+        }
     }
 }
 
@@ -230,20 +280,81 @@ enum By {
     Network,
     /// A name that leads to the address.
     Name,
-    /// OVN's address set of the rule's name, and no answer to the pod.
+    /// OVN's address set of the rule's name.
     AddressSet,
+}
+
+/// Whether a rule matches an address, whatever the port.
+enum Match {
+    No,
+    /// It does, or may.
+    Yes {
+        by: By,
+        once_asked: bool,
+        doubt: Option<Doubt>,
+        why: String,
+    },
+    /// It would, but is not in force.
+    NotInForce {
+        /// It may match all the same.
+        doubt: Option<Doubt>,
+        reason: Reason,
+        why: String,
+    },
+}
+
+impl Match {
+    fn certain(by: By, why: String) -> Self {
+        Self::Yes {
+            by,
+            once_asked: false,
+            doubt: None,
+            why,
+        }
+    }
+
+    fn doubtful(by: By, doubt: Doubt, why: &str) -> Self {
+        Self::Yes {
+            by,
+            once_asked: false,
+            doubt: Some(doubt),
+            why: why.to_owned(),
+        }
+    }
 }
 
 /// The result of the walk through the rules.
 #[derive(Default)]
 struct Walk {
     steps: Vec<RuleStep>,
-    /// The rule that decides.
-    decided: Option<(u32, RuleAction, By)>,
+    bearings: Vec<Bearing>,
+    /// Why each of them matches.
+    by: BTreeMap<u32, By>,
+    /// Whether one of them decides.
+    is_decided: bool,
     /// The first rule by name that would allow it, and the reason why it does not.
     would: Option<(u32, Reason, String)>,
     /// Whether some rule by name before the decision allows anything.
     allows_names: bool,
+}
+
+/// A verdict with its reason.
+struct Ruling {
+    verdict: Verdict,
+    reason: Reason,
+    rule: Option<u32>,
+    text: String,
+}
+
+impl Ruling {
+    fn without_rule(verdict: Verdict, reason: Reason, text: &str) -> Self {
+        Self {
+            verdict,
+            reason,
+            rule: None,
+            text: text.to_owned(),
+        }
+    }
 }
 
 impl View<'_> {
@@ -258,60 +369,86 @@ impl View<'_> {
     ) -> Option<Explanation> {
         let id = self.ports.named(port)?;
         let port = self.ports.get(id)?;
-        let sets = |address| beside.sets.as_ref()?.get(&address);
-        let addresses = match target {
-            Target::Address(address, transport) => {
-                let heard = beside.heard.iter();
-                let heard = heard.filter(|(ifindex, _)| self.ports.at_veth(*ifindex) == Some(id));
-                // Of a name that a rule mentions by now, only the cache counts.
-                let heard = heard
-                    .map(|(_, heard)| heard)
-                    .filter(|heard| self.policy.mention(&port.row, &heard.name) == Mention::None);
-                let heard: Vec<&Heard> = heard.collect();
-                let asked = Asked {
-                    address: Some(*address),
-                    name: heard.first().map(|heard| &heard.name),
-                    transport: *transport,
-                    sets: sets(*address),
-                };
-                let heard = heard.iter().map(|heard| HeardName {
-                    name: heard.name.to_string(),
-                    told_s: now.since(heard.at).as_secs(),
-                    resolver: heard.resolver.to_string(),
-                });
-                vec![ExplainedAddress {
-                    heard: heard.collect(),
-                    ..self.address(id, port, asked, now)
-                }]
-            }
-            Target::Name(name, transport) => {
-                let mut told = self.cache.port(id).entries.of_name(name).to_vec();
-                told.sort_unstable();
-                let none = Asked {
-                    name: Some(name),
-                    transport: *transport,
-                    ..Asked::default()
-                };
-                let each = told.iter().map(|address| {
-                    let asked = Asked {
-                        address: Some(*address),
-                        sets: sets(*address),
-                        ..none
-                    };
-                    self.address(id, port, asked, now)
-                });
-                let mut each: Vec<_> = each.collect();
-                if each.is_empty() {
-                    each.push(self.address(id, port, none, now));
+        let none = BTreeSet::new();
+        let sets = |address| match &beside.sets {
+            None => Sets::Unknown,
+            Some(sets) => Sets::Known(sets.get(&address).unwrap_or(&none)),
+        };
+        let led_here: Vec<&HeardAt> = beside
+            .heard
+            .iter()
+            .filter(|one| self.ports.at_veth(one.ifindex) == Some(id))
+            .collect();
+        // Of a name that a rule mentions by now, only the cache counts.
+        let is_unmentioned =
+            |one: &HeardAt| self.policy.mention(&port.row, &one.heard.name) == Mention::None;
+        let (name, transport) = match target {
+            Target::Address(_, transport) => (None, *transport),
+            Target::Name(name, transport) => (Some(name), *transport),
+        };
+        // Of an address that is not known, each IP version of the pod.
+        let unknown = [false, true].map(|is_ipv6| {
+            let mut own = port.row.addresses.iter();
+            own.any(|own| own.is_ipv6() == is_ipv6)
+                .then_some((None, is_ipv6))
+        });
+        let addresses: Vec<(Option<IpAddr>, bool)> = match target {
+            Target::Address(address, _) => vec![(Some(*address), address.is_ipv6())],
+            Target::Name(name, _) => {
+                let heard = led_here.iter().map(|one| one.address);
+                let known = self.addresses_of(id, name, heard);
+                match known.is_empty() {
+                    true => unknown.into_iter().flatten().collect(),
+                    false => known
+                        .into_iter()
+                        .map(|address| (Some(address), address.is_ipv6()))
+                        .collect(),
                 }
-                each
             }
         };
-        let verdicts = addresses.iter().map(|address| address.verdict);
-        let verdict = verdicts.max().unwrap_or(Verdict::Allowed);
+        let each = addresses.into_iter().map(|(address, is_ipv6)| {
+            let heard: Vec<&HeardAt> = led_here
+                .iter()
+                .copied()
+                .filter(|one| Some(one.address) == address && is_unmentioned(one))
+                .collect();
+            let asked = Asked {
+                address,
+                is_ipv6,
+                name: name.or(heard.first().map(|one| &one.heard.name)),
+                is_by_name: name.is_some(),
+                transport,
+                sets: address.map_or(Sets::Unknown, sets),
+            };
+            let heard = heard.iter().map(|one| HeardName {
+                name: one.heard.name.to_string(),
+                told_s: now.since(one.heard.at).as_secs(),
+                resolver: one.heard.resolver.to_string(),
+            });
+            ExplainedAddress {
+                heard: heard.collect(),
+                ..self.address(id, port, asked, now)
+            }
+        });
+        let mut addresses: Vec<ExplainedAddress> = each.collect();
+        addresses.dedup_by(|one, other| {
+            let ruling = |one: &ExplainedAddress| (one.address, one.verdict, one.reason, one.rule);
+            ruling(one) == ruling(other)
+        });
+        if let [v4, v6] = &mut addresses[..]
+            && (v4.address, v6.address) == (None, None)
+        {
+            v4.text.insert_str(0, "over IPv4, ");
+            v6.text.insert_str(0, "over IPv6, ");
+        }
+        // The pod uses the addresses of its own IP versions.
+        let used = addresses
+            .iter()
+            .filter(|one| one.reason != Reason::NoAddressOfFamily);
+        let verdict = Verdict::of_all(used.map(|one| one.verdict)).unwrap_or(Verdict::Blocked);
         let hints = match verdict {
             Verdict::Allowed => Vec::new(),
-            Verdict::Blocked => self.hints(port, &addresses, beside.sets.is_some()),
+            _ => self.hints(port, name, &addresses),
         };
         Some(Explanation {
             port: self.port(id, port),
@@ -321,7 +458,30 @@ impl View<'_> {
         })
     }
 
-    /// The decision over one address, or over a name without one, by the answers to the pod.
+    /// The addresses of a name, as far as they are known here: open ones, refused ones, those that have ended or for which
+    /// a limit left no room, and `heard` ones.
+    fn addresses_of(
+        &self,
+        id: PortId,
+        name: &DomainName,
+        heard: impl Iterator<Item = IpAddr>,
+    ) -> BTreeSet<IpAddr> {
+        if name.to_string() == "localhost" {
+            return [Ipv4Addr::LOCALHOST.into()].into();
+        }
+        let refused = self.refused.reported(id);
+        let refused = refused.filter(|(of, _)| of == name);
+        let port = self.cache.port(id);
+        let ended = port.ended.latest();
+        let ended = ended.filter(|ended| ended.name == *name);
+        let told = port.entries.of_name(name).iter().copied();
+        told.chain(heard)
+            .chain(refused.map(|(_, address)| *address))
+            .chain(ended.map(|ended| ended.address))
+            .collect()
+    }
+
+    /// The decision over one address, or over a name without one, by the answers to the pod and by the switch.
     fn address(
         &self,
         id: PortId,
@@ -330,115 +490,132 @@ impl View<'_> {
         now: Timestamp,
     ) -> ExplainedAddress {
         let told = |address| self.entry(id, port, address, now);
-        ExplainedAddress {
+        let mut explained = ExplainedAddress {
             entry: asked.address.and_then(told),
             ..self.decide(id, port, asked)
+        };
+        let is_by_rules = !explained.steps.is_empty();
+        if is_by_rules && self.sources.are_read() && !self.switch.is_compared() {
+            explained.verdict = Verdict::NotKnown;
+            explained.reason = Reason::SwitchAway;
+            explained.text = format!(
+                "the switch cannot be asked (`dnsflow status`); by the agent's own account: {}",
+                explained.text
+            );
         }
+        explained
     }
 
     /// The decision alone.
     pub(super) fn decide(&self, id: PortId, port: &Port, asked: Asked<'_>) -> ExplainedAddress {
-        let Asked {
-            address,
-            name: asked,
-            transport,
-            sets,
-        } = asked;
+        let Asked { address, name, .. } = asked;
         let row = &port.row;
-        let entry = address.and_then(|address| self.cache.entry(id, address));
-        let told = entry.into_iter().flat_map(|entry| entry.names.keys());
-        // Of a name that was never told, the rules say what would happen.
-        let names: Vec<&DomainName> = match address {
-            Some(_) => told.collect(),
-            None => asked.into_iter().collect(),
-        };
-        let destined = Destined {
-            id,
-            port,
-            asked,
-            address,
-            names,
-            transport,
-            sets,
-        };
         let namespace = self.policy.namespace_of_names(row);
-        let firewall = namespace.and_then(|namespace| self.policy.enforced(namespace));
-        let walk = firewall.map(|firewall| self.walk(firewall, &destined));
-        let (verdict, mut reason, rule, mut text) = match &walk {
-            None => self.without_firewall(),
-            Some(walk) => self.outcome(&destined, walk),
-        };
-        if verdict == Verdict::Blocked
-            && let Some(namespace) = namespace
-            && self.policy.enforces_former(namespace)
-            && let Some(present) = self.policy.present(namespace)
-            && let Some((_, waits, why)) = self.walk(present, &destined).would
-            && matches!(waits, Reason::AclMissing | Reason::FirewallNotTakenOver)
-        {
-            (reason, text) = (waits, why);
-        }
-        let name = destined.names.first().copied().or(asked);
-        let remedy = match (reason, name, address) {
-            (Reason::DeniedByRule | Reason::DeniedByEarlierRule, Some(name), _) => Some(format!(
-                "allow it before rule {} with `dnsName: {name}`",
-                rule.unwrap_or_default()
-            )),
-            (Reason::DeniedByRule, None, Some(address)) => Some(format!(
-                "allow it before rule {} with `cidrSelector: {address}/{}`, or with the dnsName that \
-                 leads to the address",
-                rule.unwrap_or_default(),
-                if address.is_ipv4() { 32 } else { 128 }
-            )),
-            _ => None,
+        let (ruling, walk, remedy) = match self.without_rules(port, asked) {
+            Some(ruling) => (ruling, Walk::default(), None),
+            None => {
+                let entry = address.and_then(|address| self.cache.entry(id, address));
+                let told = entry.into_iter().flat_map(|entry| entry.names.keys());
+                let mut names: Vec<&DomainName> = told.collect();
+                // The answer for it has led here, or will say where it leads.
+                let unknown = name.filter(|name| asked.is_by_name && !names.contains(name));
+                names.extend(unknown);
+                let destined = Destined {
+                    id,
+                    port,
+                    asked,
+                    names,
+                    unknown,
+                    untold: self.untold(id, port, asked),
+                };
+                let firewall = namespace.and_then(|namespace| self.policy.enforced(namespace));
+                let walk = firewall.map(|firewall| self.walk(firewall, &destined));
+                let walk = walk.unwrap_or_default();
+                let mut ruling = outcome(&destined, &walk);
+                if ruling.verdict == Verdict::Blocked
+                    && let Some(namespace) = namespace
+                    && self.policy.enforces_former(namespace)
+                    && let Some(present) = self.policy.present(namespace)
+                    && let Some((_, waits, why)) = self.walk(present, &destined).would
+                    && matches!(waits, Reason::AclMissing | Reason::FirewallNotTakenOver)
+                {
+                    (ruling.reason, ruling.text) = (waits, why);
+                }
+                let remedy = firewall.and_then(|rules| remedy(&ruling, &walk, &destined, rules));
+                (ruling, walk, remedy)
+            }
         };
         ExplainedAddress {
             address,
-            verdict,
-            reason,
-            rule,
-            text,
+            verdict: ruling.verdict,
+            reason: ruling.reason,
+            rule: ruling.rule,
+            text: ruling.text,
             remedy,
-            steps: walk.map(|walk| walk.steps).unwrap_or_default(),
+            steps: walk.steps,
             entry: None,
             heard: Vec::new(),
         }
     }
 
-    fn without_firewall(&self) -> (Verdict, Reason, Option<u32>, String) {
-        if self.sources.are_read() {
-            let text = "the namespace has no EgressFirewall: everything passes";
-            (Verdict::Allowed, Reason::NoFirewall, None, text.to_owned())
-        } else {
+    /// The verdict over a connection for which no rule is asked.
+    fn without_rules(&self, port: &Port, asked: Asked<'_>) -> Option<Ruling> {
+        let row = &port.row;
+        let namespace = self.policy.namespace_of_names(row);
+        let is_own = |address: IpAddr| {
+            address.is_loopback() || address.is_unspecified() || row.addresses.contains(&address)
+        };
+        let (verdict, reason, text) = if asked.address.is_some_and(is_own) {
+            let text = "the connection stays in the pod";
+            (Verdict::Allowed, Reason::InPod, text)
+        } else if let Some(address) = asked.address
+            && let mut own = row.addresses.iter()
+            && !own.any(|own| own.is_ipv4() == address.is_ipv4())
+        {
+            let text = "the pod has no address of this IP version";
+            (Verdict::Blocked, Reason::NoAddressOfFamily, text)
+        } else if !self.sources.are_read() {
             let text = "the agent has not read everything yet (`dnsflow status`)";
-            (
-                Verdict::Blocked,
-                Reason::AgentStarting,
-                None,
-                text.to_owned(),
-            )
-        }
+            (Verdict::NotKnown, Reason::AgentStarting, text)
+        } else if namespace
+            .and_then(|namespace| self.policy.enforced(namespace))
+            .is_none()
+        {
+            let text = "the namespace has no EgressFirewall: everything passes";
+            (Verdict::Allowed, Reason::NoFirewall, text)
+        } else if let Some(address) = asked.address
+            && self.refused.is_inside(address, row, namespace)
+        {
+            let backends = self.policy.backends_behind(address).into_iter();
+            let mut outside =
+                backends.filter(|backend| !self.refused.is_inside(*backend, row, namespace));
+            if let Some(backend) = outside.next() {
+                let text = format!("the Service leads to {backend}, where the rules hold");
+                return Some(Ruling::without_rule(
+                    Verdict::NotKnown,
+                    Reason::LeadsOut,
+                    &text,
+                ));
+            }
+            let text = "the destination is in the cluster, where an EgressFirewall does not hold";
+            (Verdict::Allowed, Reason::InCluster, text)
+        } else if asked.address.is_some_and(is_on_link) {
+            let text = "packets to this address stay on the pod's link";
+            (Verdict::NotKnown, Reason::OnLink, text)
+        } else if asked.address.is_none() && asked.name.is_some_and(is_of_cluster) {
+            let text = "the name is one of the cluster's DNS, and its address is not known here: ask by address";
+            (Verdict::NotKnown, Reason::ClusterName, text)
+        } else {
+            return None;
+        };
+        Some(Ruling::without_rule(verdict, reason, text))
     }
 
-    /// Goes through the rules in their order; the first that matches decides.
+    /// Goes through the rules in their order.
     fn walk(&self, firewall: &Firewall, to: &Destined<'_>) -> Walk {
         let mut walk = Walk::default();
         for (index, rule) in (0..).zip(firewall.rules.iter()) {
             let (outcome, why) = self.step(to, firewall, (index, rule), &mut walk);
-            if outcome == StepOutcome::Decides {
-                let by = match &rule.destination {
-                    Destination::Name(name) => {
-                        let pattern = NamePattern::of(name, firewall, self.policy.subdomains());
-                        match to.told(name, pattern) {
-                            Some(_) => By::Name,
-                            None => By::AddressSet,
-                        }
-                    }
-                    Destination::Cidr(_) | Destination::Nodes | Destination::Invalid(_) => {
-                        By::Network
-                    }
-                };
-                walk.decided = Some((index, rule.action, by));
-            }
             // Of many rules that have nothing to do with it, nobody wants to read.
             if outcome != StepOutcome::NoMatch || !why.is_empty() {
                 walk.steps.push(RuleStep {
@@ -454,6 +631,7 @@ impl View<'_> {
         walk
     }
 
+    /// How one rule bears on a connection. Notes that in the walk.
     fn step(
         &self,
         to: &Destined<'_>,
@@ -461,80 +639,189 @@ impl View<'_> {
         (index, rule): (u32, &Rule),
         walk: &mut Walk,
     ) -> (StepOutcome, String) {
-        let is_decided = walk.decided.is_some();
-        let no_match = || (StepOutcome::NoMatch, String::new());
-        let mut blocked_by = None;
-        let matches = match &rule.destination {
-            Destination::Invalid(reason) => return (StepOutcome::NotInForce, reason.clone()),
-            Destination::Nodes if is_decided => return no_match(),
-            Destination::Nodes => {
-                let why = "matches the nodes' addresses, which the agent does not look up";
-                return (StepOutcome::Unknown, why.to_owned());
-            }
-            Destination::Cidr(network) => match to.address {
-                Some(address) => network.contains(&address),
-                // Only a rule for all addresses says something of an address that is not known.
-                None => network.prefix_len() == 0,
-            },
-            Destination::Name(name) => {
-                let pattern = NamePattern::of(name, firewall, self.policy.subdomains());
-                if rule.action == RuleAction::Allow && !is_decided {
-                    walk.allows_names = true;
-                }
-                let is_told = to.told(name, pattern).is_some();
-                // What OVN has in its own set, OVN lets pass, whatever the agent does.
-                let is_in_set = to.is_in_set_of(name);
-                if is_told && !is_in_set {
-                    blocked_by = self.not_in_force(to, (index, rule), name);
-                }
-                is_told || is_in_set
-            }
-        };
-        if !matches {
-            return no_match();
+        if let Destination::Invalid(reason) = &rule.destination {
+            return (StepOutcome::NotInForce, reason.clone());
         }
         let is_by_name = matches!(rule.destination, Destination::Name(_));
-        let would_allow = rule.action == RuleAction::Allow && is_by_name && walk.would.is_none();
+        let allows_name = is_by_name && rule.action == RuleAction::Allow;
+        walk.allows_names |= allows_name && !walk.is_decided;
+        let matches = self.matches(to, firewall, (index, rule));
+        let would_allow = |walk: &mut Walk, reason, text| {
+            if allows_name && walk.would.is_none() {
+                walk.would = Some((index, reason, text));
+            }
+        };
         let closes_all = match rule.action {
             RuleAction::Deny if is_by_name => self.cut(to, (index, rule)),
             RuleAction::Deny | RuleAction::Allow => None,
         };
         let ports = match closes_all {
             Some(_) => Ports::All,
-            None => ports_match(rule, to.transport),
+            None => ports_match(rule, to.asked.transport),
         };
-        if would_allow && !is_decided && !matches!(ports, Ports::All) {
+        // Of an address of another name, an allowed name says nothing.
+        let is_meant = match &matches {
+            Match::No => return (StepOutcome::NoMatch, String::new()),
+            Match::Yes { by, doubt, .. } => *by != By::AddressSet || doubt.is_none(),
+            Match::NotInForce { .. } => true,
+        };
+        if is_meant && !walk.is_decided && !matches!(ports, Ports::All) {
             let ports: Vec<_> = rule.ports.iter().copied().map(transport_text).collect();
             let text = format!("rule {index} allows it for {} only", ports.join(", "));
-            walk.would = Some((index, Reason::WrongPort, text));
+            would_allow(walk, Reason::WrongPort, text);
         }
         if matches!(ports, Ports::None) {
-            return (StepOutcome::NoMatch, "other ports".to_owned());
+            let is_told = !matches!(&matches, Match::Yes { once_asked, doubt, .. } if *once_asked || doubt.is_some());
+            let why = if is_told { "other ports" } else { "" };
+            return (StepOutcome::NoMatch, why.to_owned());
         }
-        if is_decided {
-            if would_allow {
-                let text = format!("rule {index} would allow it, but an earlier rule decides");
-                walk.would = Some((index, Reason::DeniedByEarlierRule, text));
+        if walk.is_decided && is_meant {
+            let text = format!("rule {index} would allow it, but an earlier rule decides");
+            would_allow(walk, Reason::DeniedByEarlierRule, text);
+        }
+        let of_port = matches!(ports, Ports::Some).then_some(Doubt::Port);
+        let (by, once_asked, doubt, mut why) = match matches {
+            Match::No => return (StepOutcome::NoMatch, String::new()),
+            Match::Yes {
+                by,
+                once_asked,
+                doubt,
+                why,
+            } => (by, once_asked, doubt, why),
+            Match::NotInForce { doubt, reason, why } => {
+                let but = match reason {
+                    Reason::AclMissing | Reason::RuleNotUsable => "is not in force: ",
+                    _ => "",
+                };
+                let text = format!("rule {index} would allow it, but {but}{why}");
+                would_allow(walk, reason, text);
+                let Some(doubt) = doubt else {
+                    return (StepOutcome::NotInForce, why);
+                };
+                (By::AddressSet, false, Some(doubt), why)
             }
+        };
+        if let Some(limit) = closes_all {
+            why = limit.to_string();
+        }
+        let doubt = doubt.max(of_port);
+        walk.bearings.push(Bearing {
+            rule: index,
+            action: rule.action,
+            once_asked,
+            doubt,
+        });
+        walk.by.insert(index, by);
+        let was_decided = walk.is_decided;
+        walk.is_decided |= doubt.is_none() && (to.asked.is_by_name || !once_asked);
+        if was_decided {
             return (StepOutcome::TooLate, "an earlier rule decides".to_owned());
         }
-        match (blocked_by, ports) {
-            (Some((reason, text)), _) => {
-                if would_allow {
-                    let but = match reason {
-                        Reason::AclMissing | Reason::RuleNotUsable => "is not in force: ",
-                        _ => "",
-                    };
-                    let would = format!("rule {index} would allow it, but {but}{text}");
-                    walk.would = Some((index, reason, would));
+        let outcome = match doubt {
+            Some(Doubt::Port) => StepOutcome::SomePorts,
+            Some(Doubt::Address | Doubt::OtherName) => StepOutcome::SomeAddresses,
+            Some(Doubt::Resolved | Doubt::Node | Doubt::Edit) => StepOutcome::Unknown,
+            None if once_asked => StepOutcome::OnceAsked,
+            None => StepOutcome::Decides,
+        };
+        (outcome, why)
+    }
+
+    /// Whether a rule matches, whatever the port.
+    fn matches(
+        &self,
+        to: &Destined<'_>,
+        firewall: &Firewall,
+        (index, rule): (u32, &Rule),
+    ) -> Match {
+        let address = to.asked.address;
+        let name = match &rule.destination {
+            Destination::Invalid(_) => return Match::No,
+            Destination::Nodes => {
+                return match address {
+                    None => {
+                        Match::doubtful(By::Network, Doubt::Address, "matches the nodes' addresses")
+                    }
+                    Some(address) if self.refused.is_node(address) => Match::doubtful(
+                        By::Network,
+                        Doubt::Node,
+                        "matches the addresses of nodes with these labels, which the agent does not know",
+                    ),
+                    Some(_) => Match::No,
+                };
+            }
+            Destination::Cidr(network) => {
+                let why = matched_text(rule, None, to);
+                return match address {
+                    Some(address) if !network.contains(&address) => Match::No,
+                    Some(_) => Match::certain(By::Network, why),
+                    None if network.addr().is_ipv6() != to.asked.is_ipv6 => Match::No,
+                    None if network.prefix_len() == 0 => Match::certain(By::Network, why),
+                    None => Match::doubtful(By::Network, Doubt::Address, "matches its addresses"),
+                };
+            }
+            Destination::Name(name) => name,
+        };
+        let pattern = NamePattern::of(name, firewall, self.policy.subdomains());
+        let told = to.told(name, pattern);
+        let in_set = to.is_in_set_of(name);
+        let by_set = match in_set {
+            Some(true) => return Match::certain(By::AddressSet, matched_text(rule, None, to)),
+            Some(false) => None,
+            None => Some(Doubt::Resolved),
+        };
+        if told.is_some()
+            && let Some((reason, why)) = self.not_in_force(to, (index, rule), name)
+        {
+            let doubt = match reason {
+                Reason::AclMissing => Some(Doubt::Edit),
+                _ => by_set,
+            };
+            return Match::NotInForce {
+                doubt: doubt.filter(|_| address.is_some()),
+                reason,
+                why,
+            };
+        }
+        let once_asked = |why: &str| Match::Yes {
+            by: By::Name,
+            once_asked: true,
+            doubt: None,
+            why: why.to_owned(),
+        };
+        match (address, told) {
+            (Some(_), Some(told)) if to.unknown != Some(told) => {
+                Match::certain(By::Name, matched_text(rule, Some(told), to))
+            }
+            (None, None) => {
+                let doubt = match to.untold.ends_by_asking() {
+                    true => Doubt::OtherName,
+                    false => Doubt::Resolved,
+                };
+                Match::doubtful(By::AddressSet, doubt, "matches the addresses of its name")
+            }
+            (_, Some(_)) if rule.action == RuleAction::Deny || to.untold.ends_by_asking() => {
+                once_asked("its name covers this one")
+            }
+            (_, Some(_)) => Match::NotInForce {
+                doubt: by_set,
+                reason: to.untold.reason,
+                why: to.untold.text.clone(),
+            },
+            (Some(_), None) => match by_set {
+                Some(doubt) => Match::doubtful(
+                    By::AddressSet,
+                    doubt,
+                    "ovn-kubernetes may have resolved its name to the address",
+                ),
+                None if rule.action == RuleAction::Allow
+                    && to.is_nameless()
+                    && to.untold.ends_by_asking() =>
+                {
+                    once_asked("the pod has not asked for its name")
                 }
-                (StepOutcome::NotInForce, text)
-            }
-            (None, Ports::All) if let Some(limit) = closes_all => {
-                (StepOutcome::Decides, limit.to_string())
-            }
-            (None, Ports::All) => (StepOutcome::Decides, matched_text(rule, to)),
-            (None, _) => (StepOutcome::SomePorts, matched_text(rule, to)),
+                None => Match::No,
+            },
         }
     }
 
@@ -572,7 +859,7 @@ impl View<'_> {
                 ),
             });
         }
-        let address = to.address?;
+        let address = to.asked.address?;
         if rule.action == RuleAction::Allow
             && let Some(refused) = self.refusal(address, row)
         {
@@ -600,7 +887,7 @@ impl View<'_> {
 
     /// The limit for which a rule by name has not all of its flows to an address.
     fn cut(&self, to: &Destined<'_>, (index, rule): (u32, &Rule)) -> Option<Limit> {
-        let address = to.address?;
+        let address = to.asked.address?;
         let entry = self.cache.entry(to.id, address)?;
         let room = entry.cut?;
         let sets = self.policy.sets(&to.port.row);
@@ -617,56 +904,18 @@ impl View<'_> {
         is_cut.then(|| room.limit())
     }
 
-    /// The verdict of the walk.
-    fn outcome(&self, to: &Destined<'_>, walk: &Walk) -> (Verdict, Reason, Option<u32>, String) {
-        let is_told = to.address.is_some();
-        match walk.decided {
-            None => {
-                let text = "no rule matches: OVN lets pass".to_owned();
-                (Verdict::Allowed, Reason::NoRuleDenies, None, text)
-            }
-            Some((rule, RuleAction::Allow, By::Network)) => {
-                let text = format!("rule {rule} allows it");
-                (Verdict::Allowed, Reason::AllowedByNetwork, Some(rule), text)
-            }
-            Some((rule, RuleAction::Allow, By::AddressSet)) => {
-                let text = format!(
-                    "rule {rule} allows it, and ovn-kubernetes has resolved its name to the address itself"
-                );
-                (Verdict::Allowed, Reason::AllowedByOvn, Some(rule), text)
-            }
-            Some((rule, RuleAction::Allow, By::Name)) if is_told => {
-                let text = format!("rule {rule} allows it, and the pod was told the address");
-                (Verdict::Allowed, Reason::AllowedByName, Some(rule), text)
-            }
-            Some((rule, RuleAction::Allow, By::Name)) => {
-                let (reason, text) = self.not_told(to);
-                let text = format!("rule {rule} would allow it, but {text}");
-                (Verdict::Blocked, reason, Some(rule), text)
-            }
-            Some((rule, RuleAction::Deny, by)) => {
-                let (reason, text) = match &walk.would {
-                    Some((_, reason, text)) => (*reason, text.clone()),
-                    None if walk.allows_names
-                        && by == By::Network
-                        && to.names.is_empty()
-                        && to.asked.is_none() =>
-                    {
-                        let (reason, text) = self.not_told(to);
-                        (reason, format!("rule {rule} denies it, and {text}"))
-                    }
-                    None => (Reason::DeniedByRule, format!("rule {rule} denies it")),
-                };
-                (Verdict::Blocked, reason, Some(rule), text)
-            }
-        }
+    /// Why a pod does not know an address.
+    fn untold(&self, id: PortId, port: &Port, asked: Asked<'_>) -> Untold {
+        let (reason, text) = self.why_untold(id, port, asked);
+        Untold { reason, text }
     }
 
-    /// Why a pod does not know an address.
-    fn not_told(&self, to: &Destined<'_>) -> (Reason, String) {
-        let Destined {
-            id, port, asked, ..
-        } = *to;
+    fn why_untold(&self, id: PortId, port: &Port, asked: Asked<'_>) -> (Reason, String) {
+        let Asked {
+            address: to_address,
+            name: asked,
+            ..
+        } = asked;
         match self.ports.attachment(port.interface) {
             Some(None) => {}
             None => {
@@ -690,11 +939,7 @@ impl View<'_> {
             let text = "no DNS server is trusted: see --resolver and --dns-service";
             return (Reason::NoResolverTrusted, text.to_owned());
         }
-        if !self.sources.are_read() {
-            let text = "the agent has not read everything yet (`dnsflow status`)";
-            return (Reason::AgentStarting, text.to_owned());
-        }
-        let is_it = |address: IpAddr, name: &DomainName| match to.address {
+        let is_it = |address: IpAddr, name: &DomainName| match to_address {
             Some(wanted) => wanted == address,
             None => asked == Some(name),
         };
@@ -706,9 +951,7 @@ impl View<'_> {
                 "{name} leads to {address}, which is never opened: {why}"
             ))
         });
-        let never = to
-            .address
-            .and_then(|address| self.refusal(address, &port.row));
+        let never = to_address.and_then(|address| self.refusal(address, &port.row));
         let never = never.map(|why| format!("no answer opens the address: {why}"));
         if let Some(text) = told_refused.or(never) {
             return (Reason::AddressRefused, text);
@@ -732,7 +975,7 @@ impl View<'_> {
                 ),
             };
         }
-        let is_told = |other: PortId| match (to.address, asked) {
+        let is_told = |other: PortId| match (to_address, asked) {
             (Some(address), _) => self.cache.entry(other, address).is_some(),
             (None, Some(name)) => !self.cache.port(other).entries.of_name(name).is_empty(),
             (None, None) => false,
@@ -748,22 +991,33 @@ impl View<'_> {
             ),
             None => (
                 Reason::NotResolved,
-                "the pod was told no such answer by a DNS server that is trusted".to_owned(),
+                match to_address {
+                    Some(_) => {
+                        "no trusted DNS server has returned this address to the pod".to_owned()
+                    }
+                    None => {
+                        "no trusted DNS server has returned an address of it to the pod".to_owned()
+                    }
+                },
             ),
         }
     }
 
-    /// Other possible causes of a blocked connection.
+    /// Other possible causes of a connection that does not pass.
     fn hints(
         &self,
         port: &Port,
+        name: Option<&DomainName>,
         addresses: &[ExplainedAddress],
-        ovn_was_asked: bool,
     ) -> Vec<String> {
         let mut hints = Vec::new();
         let namespace = self.policy.namespace_of_names(&port.row);
         if namespace.is_some_and(|namespace| self.policy.enforces_former(namespace)) {
             hints.push("OVN still enforces the EgressFirewall before the present one".to_owned());
+        }
+        let firewall = namespace.and_then(|namespace| self.policy.present(namespace));
+        if let Some((firewall, name)) = firewall.zip(name) {
+            hints.extend(near_misses(firewall, self.policy.subdomains(), name));
         }
         let mut reasons = addresses.iter().map(|address| address.reason);
         let is_untold = |reason| matches!(reason, Reason::NotResolved | Reason::ToldToOtherPod);
@@ -775,16 +1029,9 @@ impl View<'_> {
                 trusted.join(", ")
             ));
             hints.push(
-                "a pod that uses DNS over HTTPS or TLS, or a cache of its own, asks where nobody sees it"
+                "DNS over HTTPS or TLS, or a DNS cache in the pod, hides the answers from the agent"
                     .to_owned(),
             );
-            if !ovn_was_asked {
-                hints.push(
-                    "ovn-kubernetes resolves the names of rules as well: it may let pass what this agent \
-                     does not know"
-                        .to_owned(),
-                );
-            }
         }
         hints
     }
@@ -823,21 +1070,250 @@ fn covers(rule: &DnsName, pattern: NamePattern, name: &DomainName) -> bool {
     suffixes.any(|(extra, suffix)| suffix == rule.name().wire() && pattern.covers(extra))
 }
 
-/// Why a rule matches.
-fn matched_text(rule: &Rule, to: &Destined<'_>) -> String {
-    match (&rule.destination, to.address) {
-        (Destination::Cidr(network), Some(address)) => format!("{address} is in {network}"),
-        (Destination::Cidr(network), None) => format!("every address is in {network}"),
-        (Destination::Name(name), Some(address)) if to.names.is_empty() => {
+/// Whether a name is one of the cluster's DNS.
+fn is_of_cluster(name: &DomainName) -> bool {
+    let text = name.to_string();
+    text.ends_with(".svc") || text.ends_with(".cluster.local")
+}
+
+/// Why a rule matches: by this name, or by itself.
+fn matched_text(rule: &Rule, told: Option<&DomainName>, to: &Destined<'_>) -> String {
+    match (&rule.destination, told, to.asked.address) {
+        (Destination::Cidr(network), _, Some(address)) => format!("{address} is in {network}"),
+        (Destination::Cidr(network), _, None) => format!("every address is in {network}"),
+        (Destination::Name(name), None, Some(address)) => {
             format!(
                 "ovn-kubernetes has resolved {} to {address}",
                 name.written()
             )
         }
-        (_, Some(address)) => {
-            let names: Vec<String> = to.names.iter().map(ToString::to_string).collect();
-            format!("the pod was told {address} for {}", names.join(", "))
+        (_, Some(told), Some(address)) => {
+            format!("the pod was told {address} for {told}")
         }
-        (_, None) => "its name covers this one".to_owned(),
+        _ => "its name covers this one".to_owned(),
     }
+}
+
+/// The verdict of the walk.
+fn outcome(to: &Destined<'_>, walk: &Walk) -> Ruling {
+    let [now, once_asked] = [false, true].map(|is_asked| decide(&walk.bearings, is_asked));
+    let passes_now = now.action == RuleAction::Allow && now.unless.is_none();
+    let passes_later = once_asked.action == RuleAction::Allow && once_asked.unless.is_none();
+    let decided = match to.asked.is_by_name {
+        true if !(passes_now && passes_later) => once_asked,
+        _ => now,
+    };
+    let certain = without_doubt(to, walk, decided.rule, decided.action);
+    // Another name may lead to the address as well: until the pod asks, nobody knows.
+    let other_name = decided
+        .unless
+        .filter(|unless| unless.heaviest == Doubt::OtherName);
+    let waits = match decided.action {
+        RuleAction::Allow => decided.rule != now.rule && decided.unless == other_name,
+        RuleAction::Deny => {
+            !to.asked.is_by_name && decided.unless.is_none() && once_asked.may_be_allowed()
+        }
+    };
+    if waits {
+        let Untold { reason, text } = &to.untold;
+        let mut text = match (decided.action, decided.rule) {
+            (RuleAction::Allow, Some(rule)) => {
+                format!("rule {rule} allows it once the pod asks: {text}")
+            }
+            _ => format!("{}, and {text}", decided_text(decided.action, decided.rule)),
+        };
+        if let Some(Unless { rule, .. }) = other_name {
+            text += &format!("; rule {rule} denies it if its name has the same address");
+        }
+        return Ruling {
+            verdict: Verdict::NotYet,
+            reason: *reason,
+            rule: decided.rule,
+            text,
+        };
+    }
+    let Some(unless) = decided.unless else {
+        return certain;
+    };
+    let Unless {
+        rule,
+        doubt,
+        heaviest,
+    } = unless;
+    let step = walk.steps.iter().find(|step| step.rule == rule);
+    let (ports, destination) = step.map_or_else(Default::default, |step| {
+        (step.ports.join(", "), step.destination.clone())
+    });
+    let otherwise = decided_text(decided.action, decided.rule);
+    let other = match decided.action {
+        RuleAction::Allow => "denies",
+        RuleAction::Deny => "allows",
+    };
+    let text = match doubt {
+        Doubt::Port => format!("rule {rule} {other} {ports}; for other ports, {otherwise}"),
+        Doubt::Address | Doubt::OtherName => {
+            format!("rule {rule} {other} the addresses of {destination}; for others, {otherwise}")
+        }
+        Doubt::Resolved => {
+            let other = match decided.action {
+                RuleAction::Allow => "denied",
+                RuleAction::Deny => "allowed",
+            };
+            format!(
+                "{}; it may still be {other}: ovn-kubernetes may have resolved {destination} (rule {rule}) to it",
+                certain.text
+            )
+        }
+        Doubt::Node => format!("{otherwise}, unless rule {rule} selects the node"),
+        Doubt::Edit => format!("{otherwise}, unless OVN enforces rule {rule} already"),
+    };
+    let (verdict, reason) = match heaviest {
+        Doubt::Port => (Verdict::Depends, Reason::DependsOnPort),
+        Doubt::Address | Doubt::OtherName => (Verdict::Depends, Reason::DependsOnAddress),
+        Doubt::Resolved => (Verdict::NotKnown, certain.reason),
+        Doubt::Node => (Verdict::NotKnown, Reason::NodeSelector),
+        Doubt::Edit => (Verdict::NotKnown, Reason::AclMissing),
+    };
+    Ruling {
+        verdict,
+        reason,
+        rule: decided.rule,
+        text,
+    }
+}
+
+fn decided_text(action: RuleAction, rule: Option<u32>) -> String {
+    match (action, rule) {
+        (RuleAction::Allow, Some(rule)) => format!("rule {rule} allows it"),
+        (RuleAction::Deny, Some(rule)) => format!("rule {rule} denies it"),
+        (_, None) => "no rule matches: OVN lets pass".to_owned(),
+    }
+}
+
+/// The verdict of the rule that decides.
+fn without_doubt(to: &Destined<'_>, walk: &Walk, rule: Option<u32>, action: RuleAction) -> Ruling {
+    let by = rule.and_then(|rule| walk.by.get(&rule)).copied();
+    let decided = decided_text(action, rule);
+    let (verdict, reason, text) = match (action, by) {
+        (RuleAction::Allow, None) => (Verdict::Allowed, Reason::NoRuleDenies, decided),
+        (RuleAction::Allow, Some(By::Network)) => {
+            (Verdict::Allowed, Reason::AllowedByNetwork, decided)
+        }
+        (RuleAction::Allow, Some(By::AddressSet)) => {
+            let text = format!(
+                "{decided}, and ovn-kubernetes has resolved its name to the address itself"
+            );
+            (Verdict::Allowed, Reason::AllowedByOvn, text)
+        }
+        (RuleAction::Allow, Some(By::Name)) => {
+            let text = format!("{decided}, and the pod was told the address");
+            (Verdict::Allowed, Reason::AllowedByName, text)
+        }
+        (RuleAction::Deny, by) => {
+            let (reason, text) = match &walk.would {
+                Some((_, reason, text)) => (*reason, text.clone()),
+                None if walk.allows_names && by == Some(By::Network) && to.is_nameless() => {
+                    let Untold { reason, text } = &to.untold;
+                    (*reason, format!("{decided}, and {text}"))
+                }
+                None => (Reason::DeniedByRule, decided),
+            };
+            (Verdict::Blocked, reason, text)
+        }
+    };
+    Ruling {
+        verdict,
+        reason,
+        rule,
+        text,
+    }
+}
+
+/// The change that would let the connection pass.
+fn remedy(ruling: &Ruling, walk: &Walk, to: &Destined<'_>, firewall: &Firewall) -> Option<String> {
+    let denying = ruling.rule?;
+    let rule = |index: u32| firewall.rules.get(usize::try_from(index).ok()?);
+    let would = walk.would.as_ref().map(|(rule, ..)| *rule);
+    // A rule that closes everything else is there to be passed by.
+    let overrides = match rule(denying).map(|rule| &rule.destination) {
+        Some(Destination::Cidr(network)) if network.prefix_len() == 0 => String::new(),
+        Some(destination) => {
+            let destination = destination_text(destination);
+            format!("; rule {denying} (Deny {destination}) does not deny it then")
+        }
+        None => String::new(),
+    };
+    let name = to.names.first().copied().or(to.asked.name);
+    let name = name.map(ToString::to_string).filter(|name| is_usable(name));
+    let change = match (ruling.reason, would, to.asked.transport) {
+        (Reason::WrongPort, Some(allowing), Some(transport)) => {
+            let transport = transport_text(transport);
+            return Some(format!("add {transport} to the ports of rule {allowing}"));
+        }
+        (Reason::DeniedByEarlierRule, Some(allowing), _) => {
+            format!("move rule {allowing} before rule {denying}")
+        }
+        (Reason::DeniedByRule, ..) if let Some(name) = name => {
+            format!("allow it before rule {denying} with `dnsName: {name}`")
+        }
+        (Reason::DeniedByRule, ..) if let Some(address) = to.asked.address => {
+            let length = if address.is_ipv4() { 32 } else { 128 };
+            format!(
+                "allow it before rule {denying} with `cidrSelector: {address}/{length}`, or with the dnsName that \
+                 leads to the address"
+            )
+        }
+        _ => return None,
+    };
+    Some(change + &overrides)
+}
+
+/// Whether the API server takes a name as `dnsName` (the pattern in the definition of EgressFirewall).
+fn is_usable(name: &str) -> bool {
+    let is_usable = |letter: char| letter.is_ascii_alphanumeric() || "-.".contains(letter);
+    name.chars().all(is_usable)
+}
+
+/// Rules whose name nearly covers this one.
+fn near_misses(firewall: &Firewall, subdomains: bool, name: &DomainName) -> Vec<String> {
+    let rules = (0_u32..).zip(firewall.rules.iter());
+    let by_name = rules.filter_map(|(index, rule)| match &rule.destination {
+        Destination::Name(of_rule) if rule.action == RuleAction::Allow => Some((index, of_rule)),
+        _ => None,
+    });
+    let by_name: Vec<(u32, &DnsName)> = by_name.collect();
+    let pattern = |of_rule| NamePattern::of(of_rule, firewall, subdomains);
+    if by_name
+        .iter()
+        .any(|(_, of_rule)| covers(of_rule, pattern(of_rule), name))
+    {
+        return Vec::new();
+    }
+    let text = name.to_string();
+    let misses = by_name.into_iter().filter_map(|(index, of_rule)| {
+        let written = of_rule.written();
+        if covers(of_rule, NamePattern::Subdomains, name) {
+            let what = match pattern(of_rule) {
+                NamePattern::OneLabel => "covers names with exactly one more label",
+                NamePattern::Exact | NamePattern::Subdomains => {
+                    "covers no name below it (annotation dnsflow.io/subdomains)"
+                }
+            };
+            return Some(format!("rule {index} ({written}) {what}"));
+        }
+        let is_near = edits(&text, &of_rule.name().to_string()) <= EDITS_MAX;
+        is_near.then(|| format!("rule {index} is for {written}: is one of both names a misprint?"))
+    });
+    misses.take(HINTS_MAX).collect()
+}
+
+/// With so many edits, one name may be a misprint of another.
+const EDITS_MAX: usize = 2;
+
+/// Near misses that are told.
+const HINTS_MAX: usize = 3;
+
+/// How many characters have to be inserted, removed, replaced or exchanged to make one name of another.
+fn edits(one: &str, other: &str) -> usize {
+    strsim::osa_distance(one, other)
 }

@@ -5,10 +5,13 @@ use ipnet::IpNet;
 use super::*;
 use crate::{
     ask::{
-        attempts::Heard,
+        attempts::{Heard, HeardAt},
         view::{Beside, ExplainedAddress, Explanation, Reason, StepOutcome, Target, Verdict},
     },
-    ovn::hash::{Family, address_set_hashes},
+    ovn::{
+        hash::{Family, address_set_hashes},
+        rows::{GatewayPort, Interface, LoadBalancer, LogicalSwitch},
+    },
     values::{limits::TAKEOVER_MAX, name::DnsName},
 };
 
@@ -24,7 +27,14 @@ fn node(rules: &[Rule]) -> Node {
 
 fn explain(node: &Node, pod: &str, target: &str) -> Explanation {
     let target = target.parse().expect("a target");
-    explain_with(node, pod, target, &Beside::default())
+    explain_with(node, pod, target, &ovn_has_resolved_nothing())
+}
+
+fn ovn_has_resolved_nothing() -> Beside {
+    Beside {
+        sets: Some(BTreeMap::new()),
+        ..Beside::default()
+    }
 }
 
 fn explain_with(node: &Node, pod: &str, target: Target, beside: &Beside) -> Explanation {
@@ -43,6 +53,19 @@ fn address(explained: Explanation) -> ExplainedAddress {
 fn reason(node: &Node, target: &str) -> (Verdict, Reason, Option<u32>) {
     let explained = address(explain(node, "p1", target));
     (explained.verdict, explained.reason, explained.rule)
+}
+
+/// An answer for a name that no rule mentions has led a pod to the address.
+fn heard(node: &Node, pod: &str, name: &str) -> HeardAt {
+    HeardAt {
+        ifindex: ifindex_of(node.pods[&format!("ns1_{pod}")]),
+        address: ADDRESS.into(),
+        heard: Heard {
+            name: DomainName::from_presentation(name).expect("a name"),
+            at: node.now,
+            resolver: "10.96.0.10:53".parse().expect("a resolver"),
+        },
+    }
 }
 
 fn cidr(action: RuleAction, network: &str) -> Rule {
@@ -110,7 +133,13 @@ fn without_a_rule_that_matches_everything_passes() {
 fn no_rule_allows_the_name() {
     let mut node = node(&[allow("example.com"), deny_all()]);
     node.answer("p1", "example.net", &[ADDRESS], 60);
-    let explained = address(explain(&node, "p1", "example.net"));
+    let beside = Beside {
+        heard: vec![heard(&node, "p1", "example.net")],
+        ..ovn_has_resolved_nothing()
+    };
+    let target = "example.net".parse().expect("a target");
+    let explained = address(explain_with(&node, "p1", target, &beside));
+    assert_eq!(explained.verdict, Verdict::Blocked);
     assert_eq!(explained.reason, Reason::DeniedByRule);
     assert_eq!(explained.rule, Some(1));
     assert_eq!(
@@ -122,9 +151,9 @@ fn no_rule_allows_the_name() {
 #[test]
 fn the_pod_has_not_asked() {
     let node = node(&[allow("example.com"), deny_all()]);
-    let blocked = |rule| (Verdict::Blocked, Reason::NotResolved, Some(rule));
-    assert_eq!(reason(&node, TARGET), blocked(1));
-    assert_eq!(reason(&node, "example.com:443"), blocked(0));
+    let not_yet = |rule| (Verdict::NotYet, Reason::NotResolved, Some(rule));
+    assert_eq!(reason(&node, TARGET), not_yet(1));
+    assert_eq!(reason(&node, "example.com:443"), not_yet(0));
     let hints = explain(&node, "p1", TARGET).hints;
     assert!(hints[0].contains("10.96.0.10:53"), "{hints:?}");
 }
@@ -142,7 +171,8 @@ fn the_rule_is_for_another_port() {
     node.answer("p1", "example.com", &[ADDRESS], 60);
     let blocked = (Verdict::Blocked, Reason::WrongPort, Some(1));
     assert_eq!(reason(&node, TARGET), blocked);
-    assert_eq!(reason(&node, "203.0.113.1"), blocked, "all ports are meant");
+    let depends = (Verdict::Depends, Reason::DependsOnPort, Some(1));
+    assert_eq!(reason(&node, "203.0.113.1"), depends);
     let allowed = (Verdict::Allowed, Reason::AllowedByName, Some(0));
     assert_eq!(reason(&node, "203.0.113.1:80"), allowed);
     assert_eq!(reason(&node, "203.0.113.1:80/udp"), blocked);
@@ -192,9 +222,9 @@ fn the_answer_has_expired() {
     let mut node = node(&[allow("example.com"), deny_all()]);
     node.answer("p1", "example.com", &[ADDRESS], 60);
     node.pass(MIN_TTL + IDLE_GRACE + 2 * COMPARE_INTERVAL);
-    let blocked = |rule| (Verdict::Blocked, Reason::Expired, Some(rule));
-    assert_eq!(reason(&node, TARGET), blocked(1));
-    assert_eq!(reason(&node, "example.com"), blocked(0));
+    let not_yet = |rule| (Verdict::NotYet, Reason::Expired, Some(rule));
+    assert_eq!(reason(&node, TARGET), not_yet(1));
+    assert_eq!(reason(&node, "example.com"), not_yet(0));
 }
 
 #[test]
@@ -217,29 +247,33 @@ fn ovn_enforces_the_firewall_before() {
 fn the_address_is_never_opened() {
     let mut node = node(&[allow("example.com"), deny_all()]);
     node.answer("p1", "example.com", &[ADDRESS], 600);
-    // The cluster's DNS has this address, too: it closes.
-    let resolver = format!("{}:53", Ipv4Addr::from(ADDRESS));
-    node.give(Input::Resolvers([resolver.parse().expect("one")].into()));
-    let explained = address(explain(&node, "p1", TARGET));
-    assert_eq!(explained.reason, Reason::AddressRefused);
-    assert!(explained.text.contains("service"), "{}", explained.text);
+    // A node has this address, too: it closes.
+    let port = GatewayPort {
+        addresses: [ADDRESS.into()].into(),
+    };
+    node.give(Input::Nb(NbUpdate {
+        gateway_ports: vec![(RowId::new(0x9a7e), Some(port))],
+        ..NbUpdate::default()
+    }));
+    for target in [TARGET, "example.com"] {
+        let explained = address(explain(&node, "p1", target));
+        assert_eq!(explained.verdict, Verdict::Blocked);
+        assert_eq!(explained.reason, Reason::AddressRefused);
+        assert!(explained.text.contains("node"), "{}", explained.text);
+    }
 }
 
 #[test]
 fn the_pod_was_told_only_what_is_never_opened() {
     let mut node = node(&[allow("example.com"), deny_all()]);
-    node.answer("p1", "local.example.com", &[[127, 0, 0, 1]], 60);
+    node.answer("p1", "local.example.com", &[[169, 254, 169, 254]], 60);
     let explained = address(explain(&node, "p1", "local.example.com"));
     assert_eq!(explained.reason, Reason::AddressRefused);
-    let leads = "local.example.com leads to 127.0.0.1, which is never opened: loopback";
-    assert!(explained.text.ends_with(leads), "{}", explained.text);
+    let why = "the address is never opened: metadata";
+    assert!(explained.text.ends_with(why), "{}", explained.text);
     let blocked = |rule| (Verdict::Blocked, Reason::AddressRefused, Some(rule));
-    assert_eq!(reason(&node, "127.0.0.1:443"), blocked(1));
-    assert_eq!(
-        reason(&node, "169.254.169.254:80"),
-        blocked(1),
-        "never told"
-    );
+    assert_eq!(reason(&node, "169.254.169.254:443"), blocked(1));
+    assert_eq!(reason(&node, "169.254.1.1:80"), blocked(1), "never told");
     let other = reason(&node, "other.example.com").1;
     assert_eq!(other, Reason::NotResolved);
 }
@@ -248,21 +282,14 @@ fn the_pod_was_told_only_what_is_never_opened() {
 fn a_name_that_no_rule_mentions_is_the_remedy() {
     let mut node = node(&[allow("example.com"), deny_all()]);
     node.add_pod("p2", 6);
-    let heard = |pod: &str, name: &str, at| {
-        let heard = Heard {
-            name: DomainName::from_presentation(name).expect("a name"),
-            at,
-            resolver: "10.96.0.10:53".parse().expect("a resolver"),
-        };
-        (ifindex_of(node.pods[&format!("ns1_{pod}")]), heard)
-    };
+    let heard = |pod, name| heard(&node, pod, name);
     let beside = Beside {
         heard: vec![
-            heard("p1", "www.example.com", node.now),
-            heard("p1", "cdn.example.org", node.now),
-            heard("p2", "other.example.org", node.now),
+            heard("p1", "www.example.com"),
+            heard("p1", "cdn.example.org"),
+            heard("p2", "other.example.org"),
         ],
-        sets: None,
+        ..ovn_has_resolved_nothing()
     };
     let target = || TARGET.parse().expect("a target");
     let explained = address(explain_with(&node, "p1", target(), &beside));
@@ -301,15 +328,13 @@ fn what_ovn_has_resolved_itself_passes() {
     let [hash, _] = address_set_hashes(&name, Family::V4);
     let other_port = address(explained("203.0.113.1:80", &with_sets(&[hash])));
     assert_eq!(other_port.reason, Reason::WrongPort);
-    // OVN has other addresses: nothing is left to guess.
-    let not_there = explained(TARGET, &with_sets(&[7]));
-    let guesses = |explained: &Explanation| {
-        let mut hints = explained.hints.iter();
-        hints.any(|hint| hint.contains("it may let pass"))
-    };
-    assert!(!guesses(&not_there), "{:?}", not_there.hints);
-    assert_eq!(address(not_there).reason, Reason::NotResolved);
-    assert!(guesses(&explained(TARGET, &Beside::default())));
+    let not_there = address(explained(TARGET, &with_sets(&[7])));
+    let found = (not_there.verdict, not_there.reason);
+    assert_eq!(found, (Verdict::NotYet, Reason::NotResolved));
+    // OVN does not answer.
+    let not_asked = address(explained(TARGET, &Beside::default()));
+    let found = (not_asked.verdict, not_asked.reason);
+    assert_eq!(found, (Verdict::NotKnown, Reason::NotResolved));
 }
 
 #[test]
@@ -326,17 +351,17 @@ fn another_pod_was_told() {
     let mut node = node(&[allow("example.com"), deny_all()]);
     node.add_pod("p2", 6);
     node.answer("p2", "example.com", &[ADDRESS], 60);
-    let blocked = |rule| (Verdict::Blocked, Reason::ToldToOtherPod, Some(rule));
-    assert_eq!(reason(&node, TARGET), blocked(1));
-    assert_eq!(reason(&node, "example.com"), blocked(0));
+    let not_yet = |rule| (Verdict::NotYet, Reason::ToldToOtherPod, Some(rule));
+    assert_eq!(reason(&node, TARGET), not_yet(1));
+    assert_eq!(reason(&node, "example.com"), not_yet(0));
 }
 
 #[test]
 fn the_agent_has_just_started() {
     let mut node = Node::bare();
     node.add_pod("p1", 5);
-    let blocked = (Verdict::Blocked, Reason::AgentStarting, None);
-    assert_eq!(reason(&node, TARGET), blocked);
+    let not_known = (Verdict::NotKnown, Reason::AgentStarting, None);
+    assert_eq!(reason(&node, TARGET), not_known);
 }
 
 #[test]
@@ -370,9 +395,20 @@ fn rules_by_node_are_said_to_be_unknown() {
         destination: Destination::Nodes,
         ..allow("example.com")
     };
-    let explained = address(explain(&node(&[nodes, deny_all()]), "p1", TARGET));
+    let mut node = node(&[nodes, deny_all()]);
+    let blocked = (Verdict::Blocked, Reason::DeniedByRule, Some(1));
+    assert_eq!(reason(&node, TARGET), blocked, "it is no node's");
+    let port = GatewayPort {
+        addresses: [ADDRESS.into()].into(),
+    };
+    node.give(Input::Nb(NbUpdate {
+        gateway_ports: vec![(RowId::new(0x9a7e), Some(port))],
+        ..NbUpdate::default()
+    }));
+    let explained = address(explain(&node, "p1", TARGET));
     assert_eq!(explained.steps[0].outcome, StepOutcome::Unknown);
-    assert_eq!(explained.verdict, Verdict::Blocked);
+    assert_eq!(explained.verdict, Verdict::NotKnown);
+    assert_eq!(explained.reason, Reason::NodeSelector);
 }
 
 #[test]
@@ -482,4 +518,271 @@ fn the_flows_of_a_rule_do_not_fit() {
     assert_eq!(found, blocked);
     let why = &explained.steps[0].why;
     assert!(why.contains("list fewer ports"), "{explained:?}");
+}
+
+// The situations of a stranger.
+
+fn verdict(node: &Node, target: &str) -> Verdict {
+    explain(node, "p1", target).verdict
+}
+
+/// By name, without a known address: rules by network may match, or not.
+#[test]
+fn a_network_before_the_name_decides_by_the_address() {
+    let denied = node(&[
+        cidr(RuleAction::Deny, "203.0.113.0/24"),
+        allow("example.com"),
+        deny_all(),
+    ]);
+    let depends = (Verdict::Depends, Reason::DependsOnAddress, Some(1));
+    assert_eq!(reason(&denied, "example.com:443"), depends);
+    let allowed = node(&[cidr(RuleAction::Allow, "203.0.113.0/24"), deny_all()]);
+    let depends = (Verdict::Depends, Reason::DependsOnAddress, Some(1));
+    assert_eq!(reason(&allowed, "example.com:443"), depends);
+    let text = address(explain(&allowed, "p1", "example.com:443")).text;
+    assert_eq!(
+        text,
+        "rule 0 allows the addresses of cidrSelector: 203.0.113.0/24; for others, rule 1 denies it"
+    );
+    // What decides in any case, is certain.
+    let both = node(&[
+        cidr(RuleAction::Allow, "203.0.113.0/24"),
+        allow("example.com"),
+        deny_all(),
+    ]);
+    assert_eq!(verdict(&both, "example.com:443"), Verdict::NotYet);
+    let none = node(&[cidr(RuleAction::Deny, "203.0.113.0/24"), deny_all()]);
+    assert_eq!(verdict(&none, "example.com:443"), Verdict::Blocked);
+}
+
+/// Nobody knows whether a name that the pod has not asked for leads to an address of another name.
+#[test]
+fn another_name_may_have_the_address_of_a_name_that_was_not_asked_for() {
+    let open = cidr(RuleAction::Allow, "0.0.0.0/0");
+    let rules = [deny("bad.test"), allow("example.com"), open.clone()];
+    let explained = address(explain(&node(&rules), "p1", "example.com:443"));
+    assert_eq!(explained.verdict, Verdict::NotYet);
+    assert!(
+        explained
+            .text
+            .ends_with("rule 0 denies it if its name has the same address")
+    );
+    let depends = (Verdict::Depends, Reason::DependsOnAddress, Some(2));
+    assert_eq!(reason(&node(&rules), "other.test:443"), depends);
+    let passes = (Verdict::Allowed, Reason::AllowedByNetwork, Some(1));
+    assert_eq!(reason(&node(&rules[1..]), "example.com:443"), passes);
+}
+
+/// The address of a name is open through another name.
+#[test]
+fn an_address_that_another_name_has_opened_passes() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    // The pod has not asked for this one: nobody knows where it leads.
+    assert_eq!(verdict(&node, "alias.example.net:443"), Verdict::Depends);
+    let beside = Beside {
+        heard: vec![heard(&node, "p1", "alias.example.net")],
+        ..ovn_has_resolved_nothing()
+    };
+    let target = "alias.example.net:443".parse().expect("a target");
+    let explained = address(explain_with(&node, "p1", target, &beside));
+    assert_eq!(explained.verdict, Verdict::Allowed);
+    assert_eq!(explained.address, Some(ADDRESS.into()));
+}
+
+/// A rule mentions the name since the pod has asked for it: the address is known, and opens with the next answer.
+#[test]
+fn a_name_that_a_rule_has_come_to_mention_is_judged_by_its_address() {
+    let denied = cidr(RuleAction::Deny, "198.51.100.0/24");
+    let node = node(&[denied, allow("example.com"), deny_all()]);
+    let beside = Beside {
+        heard: vec![heard(&node, "p1", "www.example.com")],
+        ..ovn_has_resolved_nothing()
+    };
+    let target = || "www.example.com:443".parse().expect("a target");
+    let explained = address(explain_with(&node, "p1", target(), &beside));
+    assert_eq!(explained.verdict, Verdict::NotYet);
+    assert_eq!(explained.address, Some(ADDRESS.into()));
+    let unheard = explain_with(&node, "p1", target(), &ovn_has_resolved_nothing());
+    assert_eq!(unheard.verdict, Verdict::Depends);
+}
+
+/// An EgressFirewall does not hold in the pod, and not in the cluster.
+#[test]
+fn destinations_in_pod_and_cluster_pass() {
+    let mut node = node(&[deny_all()]);
+    let network = "10.244.0.0/16".parse().expect("a network");
+    let pods = LogicalSwitch {
+        networks: vec![network],
+        ..LogicalSwitch::default()
+    };
+    let service = |address: &str, backend: &str| LoadBalancer {
+        service: "ns1/web".to_owned(),
+        network: None,
+        addresses: [address.parse().expect("an address")].into(),
+        backends: [backend.parse().expect("an address")].into(),
+    };
+    node.give(Input::Nb(NbUpdate {
+        switches: vec![(RowId::new(0x5175), Some(pods))],
+        load_balancers: vec![
+            (RowId::new(0x1b1), Some(service("10.96.0.80", "10.244.1.7"))),
+            (RowId::new(0x1b2), Some(service("10.96.0.1", "203.0.113.7"))),
+        ],
+        ..NbUpdate::default()
+    }));
+    for (target, found, why) in [
+        ("127.0.0.1:80", Verdict::Allowed, Reason::InPod),
+        ("localhost", Verdict::Allowed, Reason::InPod),
+        ("10.244.0.5:80", Verdict::Allowed, Reason::InPod),
+        ("10.244.1.7:80", Verdict::Allowed, Reason::InCluster),
+        ("10.96.0.80:80", Verdict::Allowed, Reason::InCluster),
+        ("10.96.0.1:443", Verdict::NotKnown, Reason::LeadsOut),
+        ("224.0.0.1:80", Verdict::NotKnown, Reason::OnLink),
+        (
+            "kubernetes.default.svc",
+            Verdict::NotKnown,
+            Reason::ClusterName,
+        ),
+        ("203.0.113.1:80", Verdict::Blocked, Reason::DeniedByRule),
+    ] {
+        let explained = address(explain(&node, "p1", target));
+        assert_eq!(
+            (explained.verdict, explained.reason),
+            (found, why),
+            "{target}"
+        );
+        assert!(found == Verdict::Blocked || explained.remedy.is_none());
+    }
+}
+
+/// A limit has left some addresses of an answer out.
+#[test]
+fn every_address_of_a_name_is_judged() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    node.engine.told.cache.limits_mut().addresses_per_name_max = 1;
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    node.answer("p1", "example.com", &[OTHER], 60);
+    node.answer("p1", "example.com", &[[169, 254, 169, 254]], 60);
+    let explained = explain(&node, "p1", "example.com:443");
+    let found = explained.addresses.iter().map(|one| one.reason);
+    let found: Vec<Reason> = found.collect();
+    for reason in [
+        Reason::AddressRefused,
+        Reason::AllowedByName,
+        Reason::LimitReached,
+    ] {
+        assert!(found.contains(&reason), "{found:?}");
+    }
+    assert_eq!(explained.verdict, Verdict::Depends);
+}
+
+#[test]
+fn a_pod_without_the_ip_version_uses_the_other_addresses() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    let v6 = (Verdict::Blocked, Reason::NoAddressOfFamily, None);
+    assert_eq!(reason(&node, "[2001:db8::1]:443"), v6);
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    assert_eq!(verdict(&node, "example.com:443"), Verdict::Allowed);
+}
+
+#[test]
+fn nothing_is_certain_without_the_switch() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    node.give(Input::SwitchDown);
+    for target in [TARGET, "example.com", "203.0.113.2:80"] {
+        let explained = address(explain(&node, "p1", target));
+        assert_eq!(explained.verdict, Verdict::NotKnown, "{target}");
+        assert_eq!(explained.reason, Reason::SwitchAway, "{target}");
+    }
+    assert_eq!(verdict(&node, "127.0.0.1:80"), Verdict::Allowed);
+}
+
+#[test]
+fn a_rule_names_only_the_names_that_it_covers() {
+    let mut node = node(&[deny("other.org"), allow("example.com"), deny_all()]);
+    node.answer("p1", "real.other.org", &[ADDRESS], 60);
+    node.answer("p1", "www.example.com", &[ADDRESS], 60);
+    let explained = address(explain(&node, "p1", TARGET));
+    assert_eq!(
+        explained.steps[0].why,
+        "the pod was told 203.0.113.1 for real.other.org"
+    );
+}
+
+#[test]
+fn a_remedy_is_the_smallest_change() {
+    let told = |rules: &[Rule], name: &str| {
+        let mut node = node(rules);
+        node.answer("p1", name, &[ADDRESS], 60);
+        address(explain(&node, "p1", TARGET)).remedy
+    };
+    let earlier = [
+        cidr(RuleAction::Deny, "203.0.113.0/24"),
+        allow("example.com"),
+    ];
+    let move_it = "move rule 1 before rule 0; rule 0 (Deny cidrSelector: 203.0.113.0/24) does not deny it then";
+    assert_eq!(told(&earlier, "example.com").as_deref(), Some(move_it));
+    let other_port = [allow_port("example.com", 80), deny_all()];
+    let add = "add tcp/443 to the ports of rule 0";
+    assert_eq!(told(&other_port, "example.com").as_deref(), Some(add));
+    let denied = [deny("bad.test"), deny_all()];
+    let allow_it = "allow it before rule 0 with `dnsName: www.bad.test`; rule 0 (Deny dnsName: bad.test) does not deny it then";
+    assert_eq!(told(&denied, "www.bad.test").as_deref(), Some(allow_it));
+    // The API would refuse this name.
+    let by_address = "allow it before rule 0 with `cidrSelector: 203.0.113.1/32`, or with the dnsName that leads to the address; rule 0 (Deny dnsName: bad.test) does not deny it then";
+    assert_eq!(told(&denied, "_srv.bad.test").as_deref(), Some(by_address));
+}
+
+#[test]
+fn a_name_that_a_rule_nearly_covers_is_a_hint() {
+    let wildcard = allow("*.example.org");
+    let node = node(&[allow("exmaple.com"), wildcard, deny_all()]);
+    let hints = |target| explain(&node, "p1", target).hints;
+    assert_eq!(
+        hints("example.com"),
+        ["rule 0 is for exmaple.com: is one of both names a misprint?"]
+    );
+    assert_eq!(
+        hints("a.b.example.org"),
+        ["rule 1 (*.example.org) covers names with exactly one more label"]
+    );
+    assert_eq!(hints("example.net"), [] as [&str; 0]);
+}
+
+/// A rule for all addresses of one IP version says nothing of the other.
+#[test]
+fn a_name_without_an_address_may_lead_to_both_ip_versions() {
+    let denied = |both: bool| {
+        let v6 = cidr(RuleAction::Deny, "::/0");
+        let rules = [deny_all()].into_iter().chain(both.then_some(v6));
+        let mut node = node(&rules.collect::<Vec<_>>());
+        node.give(Input::Interfaces(InterfaceUpdate {
+            reset: false,
+            interfaces: vec![(
+                RowId::new(0x2000),
+                Some(Interface {
+                    addresses: vec![[10, 244, 0, 9].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 9].into()],
+                    ..interface("ns1_p9", 9, "uid-p9")
+                }),
+            )],
+        }));
+        node.give(Input::Sb(SbUpdate {
+            port_bindings: vec![(RowId::new(0x2009), Some(port_binding("ns1_p9", 9)))],
+            ..SbUpdate::default()
+        }));
+        explain(&node, "p9", "example.com:443")
+    };
+    assert_eq!(denied(true).verdict, Verdict::Blocked);
+    let of_v4_alone = denied(false);
+    assert_eq!(of_v4_alone.verdict, Verdict::Depends);
+    let texts = of_v4_alone.addresses.iter().map(|one| &*one.text);
+    let texts: Vec<&str> = texts.collect();
+    assert_eq!(
+        texts,
+        [
+            "over IPv4, rule 0 denies it",
+            "over IPv6, no rule matches: OVN lets pass"
+        ]
+    );
 }
