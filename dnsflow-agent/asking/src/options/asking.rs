@@ -4,6 +4,7 @@ use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use dnsflow_core::{
+    ask::view::{Target, TargetError},
     pods::recording,
     policy::refused::parse_network,
     values::{name::DomainName, resolver::Resolver},
@@ -111,12 +112,17 @@ pub struct ExplainOptions {
     pub pod: PodName,
 
     /// A name or an address, with a port where that matters: example.com:443, 203.0.113.1:53/udp
-    #[arg(value_name = "TARGET")]
+    #[arg(value_name = "TARGET", value_parser = target)]
     pub target: String,
 
     /// Where to ask.
     #[command(flatten)]
     pub control: ControlOptions,
+}
+
+/// A text that the agent takes for a target.
+fn target(text: &str) -> Result<String, TargetError> {
+    text.parse::<Target>().map(|_| text.to_owned())
 }
 
 /// The options of `dnsflow learn`.

@@ -220,6 +220,24 @@ fn impossible_options_are_refused_with_the_cure() {
 }
 
 #[test]
+fn what_is_no_target_is_a_wrong_command_line() {
+    let exit_code = |target: &str| {
+        let parsed = Cli::try_parse_from(["dnsflow", "explain", "ns1/pod1", target]);
+        parsed.map_or_else(|error| error.exit_code(), |_| 0)
+    };
+    for target in [
+        "www.example.com.",
+        "[2001:db8::1]:443",
+        "203.0.113.1:53/udp",
+    ] {
+        assert_eq!(exit_code(target), 0, "{target}");
+    }
+    for wrong in ["example.com:https", "a..b", "203.0.113.300"] {
+        assert_eq!(exit_code(wrong), 2, "{wrong}");
+    }
+}
+
+#[test]
 fn options_come_to_ports_and_refusals() {
     let options = parse(&["--dns-port=53,5353", "--deny-answers=198.51.100.0/24"]).expect("right");
     assert_eq!(options.ports(), Ok(Ports::new(&[53, 5353]).expect("ports")));

@@ -72,7 +72,7 @@ impl DomainName {
     }
 
     /// Reads the presentation format (RFC 1035, section 5.1), in which a [`DomainName`] is
-    /// displayed.
+    /// displayed, with or without the final dot.
     pub fn from_presentation(text: &str) -> Result<Self, NameError> {
         let mut labels: Vec<Vec<u8>> = vec![Vec::new()];
         let mut rest = text.bytes();
@@ -88,6 +88,10 @@ impl DomainName {
             if let Some(label) = labels.last_mut() {
                 label.push(octet);
             }
+        }
+        if labels.len() > 1 {
+            // Behind the final dot is the root's label.
+            labels.pop_if(|last| last.is_empty());
         }
         Self::from_labels(labels.iter().map(Vec::as_slice))
     }

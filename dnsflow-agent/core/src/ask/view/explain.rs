@@ -63,16 +63,24 @@ impl FromStr for Target {
             return Ok(Self::Address(address, None));
         }
         let (host, transport) = match text.rsplit_once(':') {
-            None => (text, None),
-            Some((host, port)) => (host, Some(transport(port).ok_or_else(error)?)),
+            Some((host, port)) if !text.ends_with(']') => {
+                (host, Some(transport(port).ok_or_else(error)?))
+            }
+            _ => (text, None),
         };
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
         match bare.unwrap_or(host).parse() {
             Ok(address) => Ok(Self::Address(address, transport)),
-            Err(_) if bare.is_some() => Err(error()),
+            Err(_) if bare.is_some() || host.contains(':') => Err(error()),
             Err(_) => {
                 let name = DomainName::from_presentation(host).map_err(|_| error())?;
-                Ok(Self::Name(name, transport))
+                // An address with a mistake, or a network: no name ends with a number (RFC 3696, section 2).
+                let last = name.labels().last().unwrap_or_default();
+                let is_number = |byte: &u8| byte.is_ascii_digit() || *byte == b'/';
+                match last.iter().all(is_number) {
+                    true => Err(error()),
+                    false => Ok(Self::Name(name, transport)),
+                }
             }
         }
     }

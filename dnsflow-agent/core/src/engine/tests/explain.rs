@@ -433,24 +433,28 @@ fn targets_are_parsed() {
     };
     let v6 = "2001:db8::1".parse::<IpAddr>().expect("an address");
     let parse = |text: &str| text.parse::<Target>().ok();
-    assert_eq!(parse("2001:db8::1"), Some(Target::Address(v6, None)));
+    for written in ["2001:db8::1", "[2001:db8::1]"] {
+        assert_eq!(parse(written), Some(Target::Address(v6, None)));
+    }
     assert_eq!(
         parse("[2001:db8::1]:443"),
         Some(Target::Address(v6, tcp(443)))
     );
-    assert_eq!(
-        parse("Example.com:443/tcp"),
-        Some(Target::Name(
-            DomainName::from_presentation("example.com").expect("a name"),
-            tcp(443)
-        ))
-    );
+    let name = DomainName::from_presentation("example.com").expect("a name");
+    for written in ["Example.com:443/tcp", "example.com.:443"] {
+        let named = Target::Name(name.clone(), tcp(443));
+        assert_eq!(parse(written), Some(named), "{written}");
+    }
     for wrong in [
         "",
         "example.com:0",
         "example.com:443/icmp",
         "[x]:443",
+        "[2001:db8::1",
         "a..b",
+        "203.0.113.300",
+        "203.0.113.0/24:443",
+        "2001:db8::/32",
     ] {
         assert_eq!(parse(wrong), None, "{wrong}");
     }
