@@ -11,7 +11,7 @@
 //! | `/v1/status` | one object ([`Status`]) |
 //! | `/v1/cache` | one [`EntryView`] a line |
 //! | `/v1/explain?namespace=&pod=&target=` | a list of [`Explanation`], one for each port of the pod |
-//! | `/v1/events?last=&follow=` | one [`Event`] a line |
+//! | `/v1/events?namespace=&pod=&event=&since_ms=&last=&follow=` | one [`Event`](crate::asking::event::Event) a line |
 //! | `/v1/history?namespace=` | one [`Line`](crate::asking::history::Line) a line |
 //! | `/v1/firewall?namespace=` | [`PresentFirewall`](crate::asking::history::PresentFirewall) |
 //! | `/v1/learn?namespace=&for_s=` | one [`Line`](crate::asking::learn::Line) a line, as it comes, for so many seconds |
@@ -22,6 +22,7 @@
 //!
 //! `/v1/cache` takes [`Filter`]. A line is one JSON object.
 
+mod events;
 mod history;
 mod recorded;
 
@@ -69,7 +70,7 @@ use tokio::{
 };
 
 use crate::{
-    asking::{AgentCommand, Status, VERSION, event::Event, northbound},
+    asking::{AgentCommand, Status, VERSION, northbound},
     causes::Causes,
     denied_connections::{Connections, Heard},
     inquiries::Inquiries,
@@ -93,6 +94,7 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const ASKED_ADDRESSES: usize = 16;
 /// Addresses of one name that a hint names.
 const ADDRESSES_SHOWN: usize = 8;
+
 /// How often the journal is read for a client that follows it. The hot thread wakes no reader.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -354,24 +356,6 @@ impl Server {
         });
         Ok(lines(parts.flatten()))
     }
-
-    fn events(&self, mut parameters: Parameters) -> Result<Response<Body>, Refusal> {
-        let last = parameters.parsed("last")?.unwrap_or(u64::MAX);
-        let follow = parameters.parsed("follow")?.unwrap_or(false);
-        parameters.end()?;
-        let reading = Reading {
-            journal: Arc::clone(&self.journal),
-            from: self.journal.next().saturating_sub(last),
-            follow,
-            is_first: true,
-        };
-        let parts = stream::unfold(reading, |mut reading| async move {
-            let events = reading.next().await?;
-            let lines: Vec<Bytes> = events.iter().map(line).collect();
-            Some((stream::iter(lines), reading))
-        });
-        Ok(lines(parts.flatten()))
-    }
 }
 
 /// OVN's address sets with these addresses; `None` if OVN does not answer.
@@ -503,44 +487,6 @@ impl Listing {
             if !entries.is_empty() {
                 return Some(entries);
             }
-        }
-    }
-}
-
-/// Events that are still to be listed.
-struct Reading {
-    journal: Arc<Journal>,
-    /// The number of the next report.
-    from: u64,
-    /// Whether those to come are wanted, too.
-    follow: bool,
-    /// Whether nothing was read: what the journal had dropped before is not missed.
-    is_first: bool,
-}
-
-impl Reading {
-    /// Some events, none of them late by more than [`FOLLOW_INTERVAL`]; `None` at the end.
-    async fn next(&mut self) -> Option<Vec<Event>> {
-        loop {
-            let unread = self.journal.read(self.from);
-            self.from = unread.next;
-            let mut events = unread.events;
-            if unread.missed > 0 && !self.is_first {
-                let missed = Event {
-                    event: "events_missed".to_owned(),
-                    text: format!("{} events came too fast for this client", unread.missed),
-                    ..Event::default()
-                };
-                events.insert(0, missed);
-            }
-            self.is_first = false;
-            if !events.is_empty() {
-                return Some(events);
-            }
-            if !self.follow {
-                return None;
-            }
-            sleep(FOLLOW_INTERVAL).await;
         }
     }
 }

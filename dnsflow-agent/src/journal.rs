@@ -10,12 +10,15 @@ use std::{
         Mutex, PoisonError, TryLockError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use dnsflow_core::{ask::view, io::report::Report, ovn::rows::pod_of_port};
 
-use crate::asking::{event::Event, moment::rfc3339};
+use crate::asking::{
+    event::{Event, Kind},
+    moment::rfc3339,
+};
 
 /// Reports that are kept. At 300 bytes each, which is usual, they take 1.2 MB.
 pub const EVENTS_MAX: usize = 4096;
@@ -82,6 +85,16 @@ impl Journal {
         kept.unwrap_or_else(PoisonError::into_inner).next
     }
 
+    /// The number of the first report that is no older than this.
+    pub fn first_within(&self, age: Duration) -> u64 {
+        // Before the clock's first moment, nothing was reported.
+        let from = SystemTime::now().checked_sub(age);
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let younger = kept.reports.iter().rev();
+        let younger = younger.take_while(|(time, _)| from.is_none_or(|from| *time >= from));
+        kept.next - younger.count() as u64
+    }
+
     /// Some events from the report with this number on.
     pub fn read(&self, from: u64) -> Unread {
         let (missed, reports) = {
@@ -110,23 +123,20 @@ impl Journal {
 
 /// A report as an event.
 pub(crate) fn event(time: SystemTime, report: Report) -> Event {
-    let base = |event: &str| Event {
+    let base = |kind: Kind| Event {
         time: rfc3339(time),
-        event: event.to_owned(),
+        event: kind.word(),
         ..Event::default()
     };
-    let of_port = |event: &str, port: &str| {
+    let of_port = |kind: Kind, port: &str| {
         let (namespace, pod) = pod_of_port(port);
         Event {
             namespace: Some(namespace.to_owned()),
             pod: Some(pod.to_owned()),
-            ..base(event)
+            ..base(kind)
         }
     };
-    let telling = |event: &str, text: String| Event {
-        text,
-        ..base(event)
-    };
+    let telling = |kind: Kind, text: String| Event { text, ..base(kind) };
     match report {
         Report::Opened {
             port,
@@ -140,7 +150,7 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             addresses,
             rules,
             activation_us: activation.and_then(|time| u64::try_from(time.as_micros()).ok()),
-            ..of_port("opened", &port)
+            ..of_port(Kind::Opened, &port)
         },
         Report::WouldOpen {
             port,
@@ -151,7 +161,7 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             name: Some(name.to_string()),
             addresses,
             rules,
-            ..of_port("would_open", &port)
+            ..of_port(Kind::WouldOpen, &port)
         },
         Report::Denied(denied) => {
             let told: Vec<_> = denied.names.iter().map(ToString::to_string).collect();
@@ -167,7 +177,7 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
                     true => denied.to_string(),
                     false => format!("{}; {denied}", told.join(", ")),
                 },
-                ..of_port("denied", &denied.port)
+                ..of_port(Kind::Denied, &denied.port)
             }
         }
         Report::AddressRefused {
@@ -179,17 +189,17 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             name: Some(name.to_string()),
             addresses: vec![address],
             text: format!("never opened: {reason}"),
-            ..of_port("address_refused", &port)
+            ..of_port(Kind::AddressRefused, &port)
         },
         Report::LimitReached {
             port, limit, max, ..
         } => Event {
             text: format!("{limit} (now {max})"),
-            ..of_port("limit_reached", &port)
+            ..of_port(Kind::LimitReached, &port)
         },
         Report::PortNotTrusted { port, reason } => Event {
             text: view::not_trusted_text(&reason).to_owned(),
-            ..of_port("port_not_trusted", &port)
+            ..of_port(Kind::PortNotTrusted, &port)
         },
         Report::Problems {
             namespace,
@@ -207,7 +217,7 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
                     true => "all rules are in force".to_owned(),
                     false => texts.join("; "),
                 },
-                ..base("rule_problems")
+                ..base(Kind::RuleProblems)
             }
         }
         Report::Ready {
@@ -215,31 +225,31 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             firewalls,
             flows,
         } => telling(
-            "ready",
+            Kind::Ready,
             format!("{attached} interfaces, {firewalls} EgressFirewalls, {flows} flows"),
         ),
         Report::ClusterNetworks { networks, left_out } => telling(
-            "cluster_networks",
+            Kind::ClusterNetworks,
             format!(
                 "{} networks are never opened, {left_out} have no room",
                 networks.len()
             ),
         ),
         Report::AllowedAnyway(networks) => telling(
-            "allowed_anyway",
+            Kind::AllowedAnyway,
             format!("--allow-answers opens {} networks", networks.len()),
         ),
         Report::ResolverCovered { resolver, by } => {
             let by: Vec<_> = by.into_iter().collect();
             let text = format!("{} may answer at the address of {resolver}", by.join(", "));
-            telling("resolver_covered", text)
+            telling(Kind::ResolverCovered, text)
         }
-        Report::TableTooLarge(table) => telling("table_too_large", table.to_string()),
+        Report::TableTooLarge(table) => telling(Kind::TableTooLarge, table.to_string()),
         Report::TableReadAgain { database, table } => {
-            telling("table_read_again", format!("{table} of {database}"))
+            telling(Kind::TableReadAgain, format!("{table} of {database}"))
         }
         Report::MarksEndNowhere => telling(
-            "marks_end_nowhere",
+            Kind::MarksEndNowhere,
             "OVN has no stage ls_out_check_port_sec".to_owned(),
         ),
         Report::ForeignFlow {
@@ -247,19 +257,22 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             priority,
             cookie,
         } => telling(
-            "foreign_flow",
+            Kind::ForeignFlow,
             format!("table {table}, priority {priority}, cookie {cookie:#x}"),
         ),
         Report::Trusting(resolvers) => {
             let resolvers: Vec<_> = resolvers.iter().map(ToString::to_string).collect();
-            telling("resolvers", format!("trusted: {}", resolvers.join(", ")))
+            telling(
+                Kind::Resolvers,
+                format!("trusted: {}", resolvers.join(", ")),
+            )
         }
-        Report::Restored { flows } => telling("flows_restored", format!("{flows} flows")),
+        Report::Restored { flows } => telling(Kind::FlowsRestored, format!("{flows} flows")),
         Report::Unblocked {
             connections,
             failed,
         } => telling(
-            "connections_unblocked",
+            Kind::ConnectionsUnblocked,
             format!("{connections} connections, {failed} could not be"),
         ),
         Report::Resynced {
@@ -267,10 +280,10 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             removed,
             adopted,
         } => telling(
-            "flows_resynced",
+            Kind::FlowsResynced,
             format!("{added} were missing, {removed} too many, {adopted} adopted"),
         ),
-        Report::FlowsRefused { reason } => telling("flows_refused", reason),
+        Report::FlowsRefused { reason } => telling(Kind::FlowsRefused, reason),
         Report::NotAttached {
             port,
             pod_uid: _,
@@ -278,7 +291,7 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             reason,
         } => Event {
             text: format!("{interface}: {reason}"),
-            ..of_port("not_attached", &port)
+            ..of_port(Kind::NotAttached, &port)
         },
     }
 }

@@ -223,24 +223,29 @@ pub fn flows_list(options: &FilterOptions, output: &mut impl Write) -> anyhow::R
 
 /// `dnsflow observe`.
 pub fn observe(options: &ObserveOptions, output: &mut impl Write) -> anyhow::Result<()> {
-    let control = &options.control;
-    let last = match (options.last, options.follow) {
-        (Some(last), _) => Some(last),
-        (None, true) => Some(0),
-        (None, false) => None,
+    let ObserveOptions {
+        control,
+        last,
+        since,
+        follow,
+        namespace,
+        pod,
+        event,
+    } = options;
+    let last = match (last, since) {
+        (None, None) if *follow => Some(0),
+        (last, _) => *last,
     };
-    let mut parameters = vec![("follow", options.follow.to_string())];
-    parameters.extend(last.map(|last| ("last", last.to_string())));
-    let is_wanted = |event: &Event| {
-        let is =
-            |wanted: &Option<String>, found: &Option<String>| wanted.is_none() || wanted == found;
-        let kind = options.event.as_ref();
-        is(&options.namespace, &event.namespace)
-            && is(&options.pod, &event.pod)
-            && kind.is_none_or(|kind| *kind == event.event)
-    };
+    let parameters = [
+        Some(("follow", follow.to_string())),
+        last.map(|last| ("last", last.to_string())),
+        since.map(|since| ("since_ms", since.as_millis().to_string())),
+        namespace.clone().map(|namespace| ("namespace", namespace)),
+        pod.clone().map(|pod| ("pod", pod)),
+        event.map(|kind| ("event", kind.word())),
+    ];
+    let parameters: Vec<_> = parameters.into_iter().flatten().collect();
     let each = |event: Event| match control.output.format {
-        _ if !is_wanted(&event) => Ok(()),
         OutputFormat::Table => print::event(&event, output),
         OutputFormat::Json => write_json_line(&event, output),
         OutputFormat::Yaml => write_yaml(&event, output),

@@ -210,10 +210,13 @@ fn asked(command: &[String]) -> anyhow::Result<Option<Asked>> {
             (question, control.output.format)
         }
         Command::Observe(ObserveOptions {
-            follow, control, ..
+            follow,
+            last,
+            control,
+            ..
         }) => match follow {
             true => return Ok(Some(Asked::Events(control.output.format))),
-            false => (Question::Observe, control.output.format),
+            false => (Question::Observe { last }, control.output.format),
         },
         Command::LogLevel(options) => (Question::LogLevel, options.control.output.format),
         Command::Check(options) => {

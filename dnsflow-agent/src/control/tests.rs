@@ -11,7 +11,7 @@ use dnsflow_core::{
     engine::{Config, Engine},
     io::report::Report,
     pods::recording,
-    values::{connection::Attempt, flow::Protocol, ids::RecordingId},
+    values::{connection::Attempt, flow::Protocol, ids::RecordingId, limits::Limit},
 };
 use tokio::{io::AsyncWriteExt as _, sync::mpsc, task::JoinHandle};
 
@@ -20,6 +20,7 @@ use crate::{
     asking::{
         Levels,
         client::{self, AskError},
+        event::Event,
         history::{Known, PresentFirewall},
         learn::Line,
     },
@@ -292,6 +293,51 @@ async fn events_are_followed() {
         ended = following => panic!("{ended:?}"),
         () = expected => {}
     }
+}
+
+#[tokio::test]
+async fn events_are_filtered_before_they_are_cut() {
+    let running = Running::start("filter").await;
+    let socket = running.socket();
+    let limit = |pod: &str| Report::LimitReached {
+        namespace: "ns1".into(),
+        port: format!("ns1_{pod}"),
+        limit: Limit::AddressesOfPod,
+        max: 1,
+    };
+    // More than is read at once.
+    for count in 0..100 {
+        running.journal.note(limit(&format!("pod{count}")));
+        running.journal.note(Report::Restored { flows: count });
+    }
+    let ask = async |parameters: &[(&str, &str)]| {
+        let parameters = parameters.iter();
+        let parameters: Vec<_> = parameters
+            .map(|(key, value)| (*key, (*value).to_owned()))
+            .collect();
+        let mut pods = Vec::new();
+        let take = |event: Event| {
+            pods.push(event.pod.unwrap_or(event.event));
+            Ok(())
+        };
+        let asked = client::lines(&socket, "/v1/events", &parameters, take).await;
+        asked.map(|()| pods).map_err(|error| error.to_string())
+    };
+    let limits = ("event", "limit_reached");
+    assert_eq!(
+        ask(&[limits, ("last", "2")]).await,
+        Ok(vec!["pod98".to_owned(), "pod99".to_owned()])
+    );
+    assert_eq!(ask(&[limits, ("last", "0")]).await, Ok(Vec::new()));
+    assert_eq!(
+        ask(&[("pod", "pod7"), ("namespace", "ns1")]).await,
+        Ok(vec!["pod7".to_owned()])
+    );
+    let all = ask(&[("since_ms", "3600000")]).await;
+    assert_eq!(all.map(|all| all.len()), Ok(200));
+    let refused = ask(&[("event", "blocked")]).await.expect_err("no kind");
+    let kinds = "the agent says: `event`: no kind of event; there are opened, would_open, denied, ";
+    assert!(refused.starts_with(kinds), "{refused}");
 }
 
 #[tokio::test]

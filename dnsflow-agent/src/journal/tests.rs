@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use super::*;
 
 fn opened(port: &str) -> Report {
@@ -76,4 +74,20 @@ fn while_a_reader_copies_the_hot_thread_loses_its_report_and_others_wait() {
     });
     assert_eq!(journal.lost(), 1);
     assert_eq!(pods(&journal.read(0)), ["pod2"]);
+}
+
+#[test]
+fn the_first_report_of_a_time_is_found() {
+    let journal = Journal::default();
+    let hour = Duration::from_secs(3600);
+    assert_eq!(journal.first_within(hour), 0);
+    for (hours, port) in [(3, "ns1_a"), (2, "ns1_b"), (0, "ns1_c")] {
+        let mut kept = journal.kept.lock().expect("nobody has panicked");
+        let time = SystemTime::now() - hours * hour;
+        kept.reports.push_back((time, opened(port)));
+        kept.next += 1;
+    }
+    assert_eq!(journal.first_within(hour), 2);
+    assert_eq!(journal.first_within(5 * hour / 2), 1);
+    assert_eq!(journal.first_within(Duration::MAX), 0);
 }

@@ -139,6 +139,7 @@ fn row(argument: &Arg) -> String {
     if takes_value && !possible.is_empty() {
         let possible: Vec<String> = possible
             .iter()
+            .filter(|one| !one.is_hide_set())
             .map(|one| format!("`{}`", one.get_name()))
             .collect();
         let _ = write!(meaning, " ({})", possible.join(", "));

@@ -47,7 +47,10 @@ pub(super) enum Question {
         target: String,
     },
     /// `observe`.
-    Observe,
+    Observe {
+        /// How many events are wanted at most.
+        last: Option<usize>,
+    },
     /// `log-level`.
     LogLevel,
     /// `check`.
@@ -118,10 +121,13 @@ fn print_values(
     mut values: Vec<(String, Value)>,
     output: &mut impl Write,
 ) -> io::Result<()> {
-    if *question == Question::Observe {
+    if let Question::Observe { last } = question {
         // RFC 3339 in UTC, of one length: the order of the texts is that of the times.
         let time = |value: &Value| value["time"].as_str().unwrap_or_default().to_owned();
         values.sort_by_cached_key(|(_, value)| time(value));
+        // Each node has sent as many.
+        let older = last.map_or(0, |last| values.len().saturating_sub(last));
+        values.drain(..older);
     }
     match format {
         OutputFormat::Table => tables(question, &values, output),
@@ -187,7 +193,7 @@ fn tables(
             let explained: Vec<_> = explained.into_iter().map(|(_, one)| one).collect();
             print::explanations(&explained, target, output)
         }
-        Question::Observe => typed::<Event>(values)?
+        Question::Observe { .. } => typed::<Event>(values)?
             .iter()
             .try_for_each(|(node, event)| {
                 write!(output, "{node}  ")?;
@@ -355,7 +361,8 @@ mod tests {
             ),
             answer("n2", &[event("2026-01-01T00:00:02.000Z", "second")], false),
         ];
-        let (text, exit) = written(&Question::Observe, OutputFormat::Table, answers);
+        let observe = |last| Question::Observe { last };
+        let (text, exit) = written(&observe(None), OutputFormat::Table, answers.clone());
         assert_eq!(
             text,
             "\
@@ -365,6 +372,11 @@ n1  2026-01-01T00:00:03.000Z  flows_restored  third
 "
         );
         assert_eq!(exit, Exit::Done);
+        let (last, _) = written(&observe(Some(1)), OutputFormat::Table, answers);
+        assert_eq!(
+            last,
+            "n1  2026-01-01T00:00:03.000Z  flows_restored  third\n"
+        );
     }
 
     #[test]

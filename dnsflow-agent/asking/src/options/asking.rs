@@ -12,6 +12,8 @@ use dnsflow_core::{
 use dnsflow_ovsdb::Remotes;
 use ipnet::IpNet;
 
+use crate::event::Kind;
+
 /// Where the socket is, unless an option says something else.
 pub const CONTROL_SOCKET: &str = "/run/dnsflow/dnsflow.sock";
 
@@ -335,11 +337,15 @@ pub struct ObserveOptions {
     #[command(flatten)]
     pub control: ControlOptions,
 
-    /// Show so many of the last events [default: all that are kept; with --follow: none]
+    /// Show the last COUNT of these events [default: all that are kept; with --follow alone: none]
     #[arg(long, value_name = "COUNT")]
     pub last: Option<usize>,
 
-    /// Go on with what happens
+    /// Only events of this last time, such as 10m
+    #[arg(long, value_name = "TIME", value_parser = super::time)]
+    pub since: Option<Duration>,
+
+    /// Show new events until interrupted
     #[arg(short, long)]
     pub follow: bool,
 
@@ -351,7 +357,7 @@ pub struct ObserveOptions {
     #[arg(long)]
     pub pod: Option<String>,
 
-    /// Only events of this kind, such as denied
+    /// Only events of this kind
     #[arg(long, value_name = "KIND")]
-    pub event: Option<String>,
+    pub event: Option<Kind>,
 }

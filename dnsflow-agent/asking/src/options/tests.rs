@@ -2,6 +2,7 @@ use clap::CommandFactory;
 use dnsflow_core::values::limits::FLOW_CHANGES_PER_SECOND;
 
 use super::*;
+use crate::event::Kind;
 
 fn parse(arguments: &[&str]) -> Result<AgentOptions, String> {
     let arguments = ["dnsflow", "agent"]
@@ -235,6 +236,25 @@ fn what_is_no_target_is_a_wrong_command_line() {
     for wrong in ["example.com:https", "a..b", "203.0.113.300"] {
         assert_eq!(exit_code(wrong), 2, "{wrong}");
     }
+}
+
+#[test]
+fn an_unknown_kind_of_event_is_refused_with_the_list() {
+    let parse =
+        |kind| Cli::try_parse_from(["dnsflow", "observe", "--since", "10m", "--event", kind]);
+    let Command::Observe(options) = parse("denied").expect("a kind").command else {
+        panic!("another command");
+    };
+    assert_eq!(options.event, Some(Kind::Denied));
+    assert_eq!(options.since, Some(Duration::from_secs(600)));
+    let error = parse("blocked").expect_err("no kind");
+    assert_eq!(error.exit_code(), 2);
+    let error = error.to_string();
+    assert!(
+        error.contains("[possible values: opened, would_open, denied, "),
+        "{error}"
+    );
+    assert!(!error.contains("events_missed"), "{error}");
 }
 
 #[test]
