@@ -67,7 +67,7 @@ fn run(output: &mut Stdout) -> anyhow::Result<Exit> {
         Command::Observe(options) => commands::observe(&options, output)?,
         Command::Learn(options) => return commands::learn(&options, output),
         Command::Try(options) => return commands::try_firewalls(&options, output),
-        Command::Prune(options) => return commands::prune(&options, output),
+        Command::Unused(options) => return commands::unused(&options, output),
         Command::Report(options) => return commands::report(&options, output),
         Command::Replay(options) => return Ok(replay::run(&options, output)?),
         Command::LogLevel(options) => commands::log_level(&options, output)?,

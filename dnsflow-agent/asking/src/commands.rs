@@ -22,14 +22,14 @@ use crate::{
     northbound,
     options::{
         ControlOptions, ControlSocket, ExplainOptions, FilterOptions, LearnFormat, LearnOptions,
-        LogLevelOptions, ObserveOptions, OutputFormat, PruneOptions, ReportOptions, TryOptions,
+        LogLevelOptions, ObserveOptions, OutputFormat, ReportOptions, TryOptions, UnusedOptions,
     },
     output::{UNWRITTEN, write_json, write_json_line, write_yaml},
     page::Page,
     print::{self, FlowRow, Row, Table},
     report::NodeReport,
     trial::{Change, Trialled},
-    unused::{self, Evidence, Pruning},
+    unused::{self, Evidence, FirewallUse},
 };
 
 /// `dnsflow status`.
@@ -136,9 +136,9 @@ pub fn try_firewalls(options: &TryOptions, output: &mut impl Write) -> anyhow::R
     Ok(exit)
 }
 
-/// `dnsflow prune`: whether OVN's database could be asked, too.
-pub fn prune(options: &PruneOptions, output: &mut impl Write) -> anyhow::Result<Exit> {
-    let PruneOptions {
+/// `dnsflow unused`: whether OVN's database could be asked, too.
+pub fn unused(options: &UnusedOptions, output: &mut impl Write) -> anyhow::Result<Exit> {
+    let UnusedOptions {
         namespace,
         ovn_nb,
         control,
@@ -157,11 +157,11 @@ pub fn prune(options: &PruneOptions, output: &mut impl Write) -> anyhow::Result<
     if let Err(error) = &resolved {
         eprintln!("what ovn-kubernetes alone would have denied is missing: {error}");
     }
-    let pruning = Pruning::new(namespace, &evidence, resolved.as_ref().ok());
+    let found = FirewallUse::new(namespace, &evidence, resolved.as_ref().ok());
     match control.output.format {
-        OutputFormat::Table => print::pruning(&pruning, "this node", output),
-        OutputFormat::Json => write_json(&pruning, output),
-        OutputFormat::Yaml => write_yaml(&pruning, output),
+        OutputFormat::Table => print::unused(&found, "this node", output),
+        OutputFormat::Json => write_json(&found, output),
+        OutputFormat::Yaml => write_yaml(&found, output),
     }
     .context(UNWRITTEN)?;
     Ok(match resolved {

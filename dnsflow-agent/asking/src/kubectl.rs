@@ -71,7 +71,7 @@ pub struct Plugin {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = options::time)]
     timeout: Duration,
 
-    /// status, cache list, flows list, explain, observe, log-level, check, learn, try, prune or report, with
+    /// status, cache list, flows list, explain, observe, log-level, check, learn, try, unused or report, with
     /// their options
     #[arg(
         required = true,
@@ -102,7 +102,7 @@ pub fn run(output: &mut impl io::Write) -> anyhow::Result<Exit> {
     let Some(asked) = asked(&command)? else {
         bail!(
             "over all nodes there are: status, cache list, flows list, explain, observe, log-level, check, \
-             learn, try, prune and report; all others are for one agent: kubectl exec --namespace \
+             learn, try, unused and report; all others are for one agent: kubectl exec --namespace \
              {agents_namespace} POD -- dnsflow …"
         );
     };
@@ -230,7 +230,7 @@ fn asked(command: &[String]) -> anyhow::Result<Option<Asked>> {
                 manifests.map_err(|reason| anyhow!("cannot read the manifests: {reason}"))?;
             (Question::Try(manifests), options.control.output.format)
         }
-        Command::Prune(options) => (Question::Prune, options.control.output.format),
+        Command::Unused(options) => (Question::Unused, options.control.output.format),
         Command::Report(ReportOptions { html, .. }) => (Question::Report(html), OutputFormat::Json),
         _ => return Ok(None),
     };
@@ -320,7 +320,12 @@ mod tests {
         for command in ["agent", "cleanup", "bundle", "wait"] {
             assert!(!is_asked(command), "{command}");
         }
-        for command in ["observe --last 3", "observe --follow", "prune -n ns1"] {
+        for command in [
+            "observe --last 3",
+            "observe --follow",
+            "unused -n ns1",
+            "prune -n ns1",
+        ] {
             assert!(is_asked(command), "{command}");
         }
     }

@@ -20,8 +20,8 @@ use ipnet::IpNet;
 pub use asking::{
     CONTROL_SOCKET, CacheCommand, ControlOptions, ControlSocket, ExplainOptions, FilterOptions,
     FlowsCommand, LearnFormat, LearnOptions, LogLevelOptions, ObserveOptions, OutputFormat,
-    OutputOptions, PodAddresses, PodAddressesError, PodName, PruneOptions, ReplayOptions,
-    ReportFormat, ReportOptions, TryOptions,
+    OutputOptions, PodAddresses, PodAddressesError, PodName, ReplayOptions, ReportFormat,
+    ReportOptions, TryOptions, UnusedOptions,
 };
 
 use crate::{VERSION, dns_service::DnsService, exit};
@@ -60,9 +60,10 @@ pub enum Command {
     Learn(LearnOptions),
     /// Say what EgressFirewalls that are not applied would have done with the last hour's connections
     Try(TryOptions),
-    /// Say which rules of a namespace nobody has used, which names its wildcards stand for, and what
-    /// ovn-kubernetes alone would have denied
-    Prune(PruneOptions),
+    /// List the rules of a namespace with their last use, the names behind its wildcards, and the
+    /// connections that ovn-kubernetes alone would have denied
+    #[command(alias = "prune")]
+    Unused(UnusedOptions),
     /// Write a page about this node to send on: rules and their use, names, denied connections, latency
     Report(ReportOptions),
     /// Say what a capture of pods' packets would have opened and denied; needs no agent and no privilege

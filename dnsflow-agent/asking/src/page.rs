@@ -148,7 +148,7 @@ impl RuleUse {
     fn class(&self) -> &'static str {
         match self.used {
             Used::Connected => "used",
-            Used::Told | Used::NotKnown => "open",
+            Used::Told | Used::Closes | Used::NotKnown => "open",
             Used::Never => "unused",
         }
     }

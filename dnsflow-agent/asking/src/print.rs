@@ -16,7 +16,7 @@ use super::{
     Status,
     event::Event,
     trial::{Change, Changed, Trialled},
-    unused::{Pruning, RuleUse, Since, Used},
+    unused::{FirewallUse, RuleUse, Since, Used},
 };
 use crate::Levels;
 
@@ -359,6 +359,7 @@ pub(crate) fn rule_used(rule: &RuleUse) -> String {
         (Used::Connected, None) => "yes".to_owned(),
         (Used::Told, _) => "told only".to_owned(),
         (Used::Never, _) => "never".to_owned(),
+        (Used::Closes, _) => "denies the rest".to_owned(),
         (Used::NotKnown, _) => "not known".to_owned(),
     }
 }
@@ -372,15 +373,15 @@ pub(crate) fn since(since: Since) -> &'static str {
     }
 }
 
-/// `dnsflow prune`, of these nodes.
-pub(crate) fn pruning(pruning: &Pruning, nodes: &str, output: &mut impl Write) -> io::Result<()> {
-    let Pruning {
+/// `dnsflow unused`, of these nodes.
+pub(crate) fn unused(found: &FirewallUse, nodes: &str, output: &mut impl Write) -> io::Result<()> {
+    let FirewallUse {
         namespace,
         known_s,
         known_since,
         rules,
         only_by_answer,
-    } = pruning;
+    } = found;
     let since = since(*known_since);
     writeln!(
         output,
@@ -390,7 +391,7 @@ pub(crate) fn pruning(pruning: &Pruning, nodes: &str, output: &mut impl Write) -
     let heads = ["RULE", "TEXT", "USED", "PLACES", "NAMES"];
     table(&heads, rules.iter().map(rule_row), output)?;
     writeln!(output)?;
-    let unused: Vec<u32> = pruning.unused().map(|rule| rule.rule).collect();
+    let unused: Vec<u32> = found.unused().map(|rule| rule.rule).collect();
     writeln!(output, "never used: rules {}", numbers(&unused))?;
     for rule in rules.iter().filter(|rule| !rule.narrower.is_empty()) {
         writeln!(

@@ -64,7 +64,7 @@ pub struct Bucket {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct NamespaceReport {
     /// The rules with their use; `only_by_answer` is not asked for.
-    pub rules: unused::Pruning,
+    pub rules: unused::FirewallUse,
     /// The names that pods were told, those first that were used last.
     pub names: Vec<NameReport>,
     /// What was denied, the latest first.
@@ -168,7 +168,7 @@ impl NamespaceReport {
         let Some(evidence) = unused::Evidence::ask(socket, namespace).await? else {
             return Ok(None);
         };
-        let rules = unused::Pruning::new(namespace, &evidence, None);
+        let rules = unused::FirewallUse::new(namespace, &evidence, None);
         let mut names = names(&evidence.entries);
         let mut denials = denials.of(namespace);
         for (what, count, max) in [

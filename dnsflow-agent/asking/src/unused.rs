@@ -1,5 +1,7 @@
 //! Which rules of an EgressFirewall nobody has used lately, and what keeps pods working
-//! (`dnsflow prune`).
+//! (`dnsflow unused`).
+//!
+//! A use counts for the rule that decides, not for all rules that cover a name of the address.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,11 +16,12 @@ use dnsflow_core::{
         view::{self, EntryView, Verdict},
     },
     values::{
-        firewall::{Destination, Firewall, RuleAction},
+        firewall::{Destination, Firewall, Rule, RuleAction},
         limits::HISTORY_TIME,
-        name::DnsName,
+        name::{DnsName, DomainName},
     },
 };
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -29,7 +32,7 @@ use super::{
 
 /// What is known of the rules of a namespace.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Pruning {
+pub struct FirewallUse {
     /// The namespace.
     pub namespace: String,
     /// The seconds that are known of.
@@ -83,7 +86,10 @@ pub enum Used {
     Told,
     /// By nothing that is known.
     Never,
-    /// The agent cannot know: the rule selects nodes, or cannot be used.
+    /// By nothing that is known. It denies everything: without it, what no other rule denies would pass.
+    Closes,
+    /// The agent cannot know: the rule selects nodes, cannot be used, or shares the packets to an address with another
+    /// rule.
     NotKnown,
 }
 
@@ -126,6 +132,8 @@ pub(crate) fn names_of(firewall: &Firewall) -> Vec<(u32, DnsName)> {
 struct Gathered {
     places: usize,
     last_s: Option<u64>,
+    /// Whether packets may have been for this rule or for another one.
+    may_be_used: bool,
     names: BTreeMap<String, Option<u64>>,
 }
 
@@ -178,7 +186,7 @@ impl Evidence {
     }
 }
 
-impl Pruning {
+impl FirewallUse {
     /// What connections and cache entries say of the rules. `resolved`: the addresses that ovn-kubernetes has for the
     /// name of each rule, where it could be asked.
     pub(crate) fn new(
@@ -215,14 +223,22 @@ impl Pruning {
             }
         }
         for entry in entries {
-            let used_s = entry.used_s;
+            let mut decided = None;
+            if let Some(used_s) = entry.used_s {
+                let rules = may_decide(&trial, entry);
+                for rule in &rules {
+                    gathered.entry(*rule).or_default().may_be_used = true;
+                }
+                if let [rule] = rules[..] {
+                    gathered.entry(rule).or_default().use_at(used_s);
+                    decided = Some((rule, used_s));
+                }
+            }
             for name in &entry.names {
                 for rule in &name.rules {
+                    let used = decided.filter(|(decided, _)| decided == rule);
                     let of_rule = gathered.entry(*rule).or_default();
-                    of_rule.name(&name.name, used_s);
-                    if let Some(used_s) = used_s {
-                        of_rule.use_at(used_s);
-                    }
+                    of_rule.name(&name.name, used.map(|(_, used_s)| used_s));
                 }
             }
         }
@@ -236,6 +252,7 @@ impl Pruning {
             let Gathered {
                 places,
                 last_s,
+                may_be_used,
                 names,
             } = gathered.remove(&index).unwrap_or_default();
             let is_wildcard = match &rule.destination {
@@ -248,7 +265,9 @@ impl Pruning {
                 used: match (&rule.destination, last_s) {
                     (Destination::Nodes | Destination::Invalid(_), _) => Used::NotKnown,
                     (_, Some(_)) => Used::Connected,
+                    (_, None) if may_be_used => Used::NotKnown,
                     (_, None) if !names.is_empty() => Used::Told,
+                    (Destination::Cidr(network), None) if closes(rule, network) => Used::Closes,
                     (_, None) => Used::Never,
                 },
                 places,
@@ -276,6 +295,37 @@ impl Pruning {
     pub fn unused(&self) -> impl Iterator<Item = &RuleUse> {
         self.rules.iter().filter(|rule| rule.used == Used::Never)
     }
+}
+
+/// The rules that may have decided over packets to the address of an entry, whatever their port.
+fn may_decide(trial: &Trial, entry: &EntryView) -> Vec<u32> {
+    let names = entry.names.iter();
+    let names = names.filter_map(|name| DomainName::from_presentation(&name.name).ok());
+    let told: BTreeSet<u32> = names
+        .flat_map(|name| trial.matching(&name).collect::<Vec<u32>>())
+        .collect();
+    // The packets that flows count are those of rules by name. By a mark, each packet to the address is seen.
+    let is_by_mark = entry.packets.is_none();
+    let mut rules = Vec::new();
+    for (index, rule) in (0..).zip(trial.rules()) {
+        let (matches, counts) = match &rule.destination {
+            Destination::Name(_) => (told.contains(&index), true),
+            Destination::Cidr(network) => (network.contains(&entry.address), is_by_mark),
+            Destination::Nodes | Destination::Invalid(_) => (false, false),
+        };
+        if matches && counts {
+            rules.push(index);
+        }
+        if matches && rule.ports.is_empty() {
+            break;
+        }
+    }
+    rules
+}
+
+/// Whether a rule denies everything.
+fn closes(rule: &Rule, network: &IpNet) -> bool {
+    rule.action == RuleAction::Deny && rule.ports.is_empty() && network.prefix_len() == 0
 }
 
 /// Whether a rule by name allows a connection which the same rules would deny with the addresses alone that

@@ -480,7 +480,7 @@ fn kubectl_follows_all_nodes_and_makes_one_answer_of_theirs() {
     assert!(fetches(&lab, "ns1_pod1", "http://203.0.113.1/", PATIENT));
     assert!(!fetches(&lab, "ns1_pod1", "http://203.0.113.9/", BLOCKED));
     let nb = format!("unix:{}", lab.socket("ovnnb_db.sock").display());
-    let prune = ["prune", "-n", "ns1", "--ovn-nb", &nb, "-o", "json"];
+    let unused = ["unused", "-n", "ns1", "--ovn-nb", &nb, "-o", "json"];
     let rules = |text: &str| -> Vec<(String, u64)> {
         let answer: Value = serde_json::from_str(text).expect("an object");
         let rules = answer["rules"].as_array().expect("a list").iter();
@@ -491,15 +491,15 @@ fn kubectl_follows_all_nodes_and_makes_one_answer_of_theirs() {
         of_rule.collect()
     };
     wait_until("both connections", PATIENT, || {
-        let known = rules(&ask(&lab, &prune).0);
+        let known = rules(&ask(&lab, &unused).0);
         Ok(known.iter().all(|(_, places)| *places == 1))
     })
     .expect("they are known");
-    let (answer, silent, code) = ask_odd(&both, &prune);
+    let (answer, silent, code) = ask_odd(&both, &unused);
     assert_eq!((&*silent, code), ("", Some(0)), "{answer}");
     let used = |used: &str, places| (used.to_owned(), places);
     assert_eq!(rules(&answer), [used("connected", 2), used("connected", 2)]);
-    let (answer, _, code) = ask_odd(&[], &prune);
+    let (answer, _, code) = ask_odd(&[], &unused);
     assert_eq!((rules(&answer).len(), code), (2, Some(4)));
 
     // The manifest is on the user's machine.

@@ -134,7 +134,7 @@ fn what_a_firewall_would_have_done_is_what_it_does_once_applied() {
 
 #[test]
 fn what_nobody_uses_and_what_ovn_alone_would_deny_is_said() {
-    let lab = lab!("history-prune", agent);
+    let lab = lab!("history-unused", agent);
     let rules = and_deny(&[
         RuleSpec::allow_name("example.com"),
         RuleSpec::allow_name("www.example.net"),
@@ -160,13 +160,13 @@ fn what_nobody_uses_and_what_ovn_alone_would_deny_is_said() {
     assert!(!fetches(&lab, "ns1_pod1", "203.0.113.9", BLOCKED));
 
     let nb = format!("unix:{}", lab.socket("ovnnb_db.sock").display());
-    let prune = ["prune", "-n", "ns1", "--ovn-nb", &nb];
+    let unused = ["unused", "-n", "ns1", "--ovn-nb", &nb];
     let places = |answer: &Value| {
         let rules = answer["rules"].as_array().expect("a list").iter();
         let places = rules.map(|rule| rule["places"].as_u64().expect("a number") as usize);
         places.sum()
     };
-    let answer = ask_about(&lab, &prune, places, 3);
+    let answer = ask_about(&lab, &unused, places, 3);
     let rules = answer["rules"].as_array().expect("a list").iter();
     let used: Vec<_> = rules.map(|rule| rule["used"].as_str()).collect();
     let used: Vec<_> = used.into_iter().flatten().collect();
@@ -174,14 +174,14 @@ fn what_nobody_uses_and_what_ovn_alone_would_deny_is_said() {
     let only = answer["only_by_answer"].as_array().expect("it was asked");
     let only: Vec<_> = only.iter().map(|one| &one["target"]).collect();
     assert_eq!(only, ["203.0.113.2:80"]);
-    let (text, code) = ask(&lab, &prune);
+    let (text, code) = ask(&lab, &unused);
     assert_eq!(code, Some(0));
     let mut snapshots = Snapshots::default();
-    snapshots.add("prune", "dnsflow prune --namespace ns1", &text, code);
+    snapshots.add("unused", "dnsflow unused --namespace ns1", &text, code);
     snapshots.check();
-    let (text, code) = ask(&lab, &["prune", "-n", "ns1", "--ovn-nb", "unix:/nowhere"]);
+    let (text, code) = ask(&lab, &["unused", "-n", "ns1", "--ovn-nb", "unix:/nowhere"]);
     assert_eq!(code, Some(4), "{text}");
-    let (text, code) = ask(&lab, &["prune", "-n", "ns2"]);
+    let (text, code) = ask(&lab, &["unused", "-n", "ns2"]);
     assert_eq!((&*text, code), ("", Some(1)));
 
     // Without the agent's flows, OVN is alone.

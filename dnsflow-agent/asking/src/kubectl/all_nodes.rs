@@ -11,22 +11,22 @@ use super::merge::table;
 use crate::{
     print::{self, CHANGED, changed_row},
     trial::Trialled,
-    unused::{Pruning, RuleUse, Used},
+    unused::{FirewallUse, RuleUse, Used},
 };
 
 /// What the nodes have said of the rules, as one, with the nodes in words. A node with other rules than the
 /// first one is named in `silent`. Where a node is silent, no rule is said to be unused.
-pub(super) fn pruning(
-    prunings: Vec<(String, Pruning)>,
+pub(super) fn unused(
+    answers: Vec<(String, FirewallUse)>,
     silent: &mut Vec<(String, String)>,
 ) -> io::Result<Option<(String, Value)>> {
-    let mut prunings = prunings.into_iter();
-    let Some((first, mut whole)) = prunings.next() else {
+    let mut answers = answers.into_iter();
+    let Some((first, mut whole)) = answers.next() else {
         return Ok(None);
     };
     let mut nodes = vec![first];
-    for (node, one) in prunings {
-        let rules = |of: &Pruning| -> Vec<String> {
+    for (node, one) in answers {
+        let rules = |of: &FirewallUse| -> Vec<String> {
             of.rules.iter().map(|rule| rule.text.clone()).collect()
         };
         if rules(&one) != rules(&whole) {
@@ -66,7 +66,7 @@ pub(super) fn pruning(
 fn add(all: &mut RuleUse, one: RuleUse) {
     let sooner = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
     let strength = |used: Used| match used {
-        Used::Never => 0,
+        Used::Never | Used::Closes => 0,
         Used::NotKnown => 1,
         Used::Told => 2,
         Used::Connected => 3,
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    fn pruning_of(known_s: u64, rules: &[(&str, &str, usize)]) -> Pruning {
+    fn use_of(known_s: u64, rules: &[(&str, &str, usize)]) -> FirewallUse {
         let rules = (0..).zip(rules).map(|(index, (text, used, places))| {
             json!({
                 "rule": index, "text": text, "used": used, "places": places,
@@ -163,27 +163,27 @@ mod tests {
             "namespace": "ns1", "known_s": known_s, "known_since": "agent_start", "rules": rules,
             "only_by_answer": null,
         });
-        serde_json::from_value(value).expect("what prune prints")
+        serde_json::from_value(value).expect("what `unused` prints")
     }
 
     fn united(
-        prunings: &[(&str, Pruning)],
+        answers: &[(&str, FirewallUse)],
         silent: &mut Vec<(String, String)>,
-    ) -> (String, Pruning) {
-        let prunings = prunings.iter();
-        let prunings = prunings.map(|(node, one)| ((*node).to_owned(), one.clone()));
-        let united = pruning(prunings.collect(), silent).expect("it can be written");
+    ) -> (String, FirewallUse) {
+        let answers = answers.iter();
+        let answers = answers.map(|(node, one)| ((*node).to_owned(), one.clone()));
+        let united = unused(answers.collect(), silent).expect("it can be written");
         let (nodes, value) = united.expect("there are nodes");
-        (nodes, serde_json::from_value(value).expect("a pruning"))
+        (nodes, serde_json::from_value(value).expect("it was one"))
     }
 
     #[test]
     fn a_rule_is_unused_if_no_node_has_used_it() {
-        let one = pruning_of(
+        let one = use_of(
             60,
             &[("a", "never", 0), ("b", "never", 0), ("c", "connected", 1)],
         );
-        let other = pruning_of(
+        let other = use_of(
             40,
             &[("a", "told", 0), ("b", "never", 0), ("c", "connected", 2)],
         );
@@ -191,7 +191,7 @@ mod tests {
         let mut silent = Vec::new();
         let (nodes, whole) = united(&both, &mut silent);
         assert_eq!((&*nodes, whole.known_s), ("n1, n2", 40));
-        let used = |of: &Pruning| of.rules.iter().map(|rule| rule.used).collect::<Vec<_>>();
+        let used = |of: &FirewallUse| of.rules.iter().map(|rule| rule.used).collect::<Vec<_>>();
         assert_eq!(used(&whole), [Used::Told, Used::Never, Used::Connected]);
         assert_eq!(
             (whole.rules[2].places, whole.rules[2].last_s),
@@ -207,8 +207,8 @@ mod tests {
 
     #[test]
     fn a_node_with_other_rules_is_named_and_left_out() {
-        let one = pruning_of(60, &[("a", "never", 0)]);
-        let other = pruning_of(40, &[("b", "connected", 1)]);
+        let one = use_of(60, &[("a", "never", 0)]);
+        let other = use_of(40, &[("b", "connected", 1)]);
         let mut silent = Vec::new();
         let (nodes, whole) = united(&[("n1", one), ("n2", other)], &mut silent);
         assert_eq!((&*nodes, whole.known_s), ("n1", 60));

@@ -25,7 +25,7 @@ use crate::{
     print::{self, FlowRow, Row},
     report::NodeReport,
     trial::Trialled,
-    unused::Pruning,
+    unused::FirewallUse,
 };
 
 /// What the agents were asked.
@@ -57,8 +57,8 @@ pub(super) enum Question {
     Check,
     /// `try`, with the manifests.
     Try(String),
-    /// `prune`.
-    Prune,
+    /// `unused`.
+    Unused,
     /// `report`, as a page where one is asked for.
     Report(Option<PathBuf>),
 }
@@ -96,9 +96,9 @@ pub(super) fn write(
         }
         _ => {
             // A rule is unused if no node has used it: of all nodes, there is one answer.
-            if *question == Question::Prune {
-                let prunings = typed(&values).context(UNWRITTEN)?;
-                let whole = all_nodes::pruning(prunings, &mut silent).context(UNWRITTEN)?;
+            if *question == Question::Unused {
+                let answers = typed(&values).context(UNWRITTEN)?;
+                let whole = all_nodes::unused(answers, &mut silent).context(UNWRITTEN)?;
                 values = whole.into_iter().collect();
             }
             print_values(question, format, values, output).context(UNWRITTEN)?;
@@ -209,9 +209,9 @@ fn tables(
         }
         Question::Check => table(&["STATUS", "CHECK", "ANSWER"], findings(values), output),
         Question::Try(_) => all_nodes::trials(typed::<Trialled>(values)?, output),
-        Question::Prune => typed::<Pruning>(values)?
+        Question::Unused => typed::<FirewallUse>(values)?
             .iter()
-            .try_for_each(|(nodes, pruning)| print::pruning(pruning, nodes, output)),
+            .try_for_each(|(nodes, found)| print::unused(found, nodes, output)),
         // Without a page, a report is for programs.
         Question::Report(_) => values.iter().try_for_each(|(node, value)| {
             write_json_line(&with_node(node.clone(), value.clone()), output)
@@ -448,20 +448,20 @@ n1     failed   openflow   no answer; start it
             "rule": 0, "text": "a", "used": "never", "places": 0, "last_s": null, "names": [],
             "narrower": [],
         });
-        let pruning = json!({
+        let uses = json!({
             "namespace": "ns1", "known_s": 60, "known_since": "agent_start", "rules": [rule],
             "only_by_answer": null,
         });
-        let mut part = answer("n1", std::slice::from_ref(&pruning), false);
+        let mut part = answer("n1", std::slice::from_ref(&uses), false);
         if let Ok(said) = &mut part.said {
             said.missing = Some("OVN's database does not answer".to_owned());
         }
-        let of = |answers| written(&Question::Prune, OutputFormat::Table, answers);
+        let of = |answers| written(&Question::Unused, OutputFormat::Table, answers);
         let (text, exit) = of(vec![part]);
         assert!(text.contains("never used: rules 0"), "{text}");
         assert_eq!(exit, Exit::Incomplete);
         // Of a node without an answer, nobody knows.
-        let (text, exit) = of(vec![answer("n1", &[pruning], false), silent("n2")]);
+        let (text, exit) = of(vec![answer("n1", &[uses], false), silent("n2")]);
         assert!(text.contains("not known"), "{text}");
         assert_eq!(exit, Exit::Incomplete);
     }

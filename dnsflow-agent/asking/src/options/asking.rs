@@ -183,10 +183,10 @@ pub struct TryOptions {
     pub control: ControlOptions,
 }
 
-/// The options of `dnsflow prune`.
+/// The options of `dnsflow unused`.
 #[derive(Args, Clone, Debug, Eq, PartialEq)]
-pub struct PruneOptions {
-    /// The namespace whose EgressFirewall it is about
+pub struct UnusedOptions {
+    /// The namespace of the EgressFirewall
     #[arg(short, long)]
     pub namespace: String,
 

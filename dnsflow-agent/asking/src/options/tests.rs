@@ -258,6 +258,15 @@ fn an_unknown_kind_of_event_is_refused_with_the_list() {
 }
 
 #[test]
+fn the_former_name_of_unused_is_taken_and_not_shown() {
+    let parsed =
+        Cli::try_parse_from(["dnsflow", "prune", "--namespace", "ns1"]).expect("a command");
+    assert!(matches!(parsed.command, Command::Unused(_)), "{parsed:?}");
+    let help = Cli::command().render_long_help().to_string();
+    assert!(help.contains("unused") && !help.contains("prune"), "{help}");
+}
+
+#[test]
 fn options_come_to_ports_and_refusals() {
     let options = parse(&["--dns-port=53,5353", "--deny-answers=198.51.100.0/24"]).expect("right");
     assert_eq!(options.ports(), Ok(Ports::new(&[53, 5353]).expect("ports")));

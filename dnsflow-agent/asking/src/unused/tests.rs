@@ -45,7 +45,7 @@ fn firewall() -> Firewall {
 }
 
 /// What these connections and entries say of the rules, which came so many seconds ago.
-fn prune(known: &Known, entries: &[EntryView], came_s: u64) -> Pruning {
+fn use_by(known: &Known, entries: &[EntryView], came_s: u64) -> FirewallUse {
     let evidence = Evidence {
         firewall: firewall(),
         subdomains: true,
@@ -53,7 +53,7 @@ fn prune(known: &Known, entries: &[EntryView], came_s: u64) -> Pruning {
         known: known.clone(),
         entries: entries.to_vec(),
     };
-    Pruning::new("ns1", &evidence, None)
+    FirewallUse::new("ns1", &evidence, None)
 }
 
 #[test]
@@ -69,8 +69,8 @@ fn a_rule_is_used_by_connections_and_by_entries() {
         entry("c.test", &[2], 0),
         entry("a.test", &[0], 0),
     ];
-    let pruning = prune(&known(3600, connections), &entries, 7200);
-    let uses: Vec<_> = pruning
+    let whole = use_by(&known(3600, connections), &entries, 7200);
+    let uses: Vec<_> = whole
         .rules
         .iter()
         .map(|rule| (rule.used, rule.places, rule.last_s))
@@ -86,44 +86,104 @@ fn a_rule_is_used_by_connections_and_by_entries() {
             (Used::Connected, 1, Some(4)),
         ]
     );
-    let unused: Vec<_> = pruning.unused().map(|rule| rule.rule).collect();
+    let unused: Vec<_> = whole.unused().map(|rule| rule.rule).collect();
     assert_eq!(unused, [3]);
-    assert_eq!(pruning.rules[1].narrower, ["x.b.test", "z.b.test"]);
-    let of_wildcard: Vec<_> = pruning.rules[1]
+    assert_eq!(whole.rules[1].narrower, ["x.b.test", "z.b.test"]);
+    let of_wildcard: Vec<_> = whole.rules[1]
         .names
         .iter()
         .map(|name| name.last_s)
         .collect();
     assert_eq!(of_wildcard, [Some(6), None]);
-    assert!(pruning.rules[0].narrower.is_empty());
+    assert!(whole.rules[0].narrower.is_empty());
     let names = [("a.test", 5), ("www.a.test", 9)].map(|(name, last_s)| NameUse {
         name: name.into(),
         last_s: Some(last_s),
     });
-    assert_eq!(pruning.rules[0].names, names);
-    assert_eq!(pruning.known_since, Since::AnHour);
-    assert_eq!(pruning.only_by_answer, None);
+    assert_eq!(whole.rules[0].names, names);
+    assert_eq!(whole.known_since, Since::AnHour);
+    assert_eq!(whole.only_by_answer, None);
 }
 
 #[test]
 fn an_entry_that_has_packets_is_a_use() {
     let entry = entry("d.test", &[3], 4);
-    let pruning = prune(&known(60, Vec::new()), &[entry], 7200);
-    assert_eq!(pruning.rules[3].used, Used::Connected);
-    assert_eq!(pruning.rules[3].last_s, Some(7));
+    let whole = use_by(&known(60, Vec::new()), &[entry], 7200);
+    assert_eq!(whole.rules[3].used, Used::Connected);
+    assert_eq!(whole.rules[3].last_s, Some(7));
     let name = NameUse {
         name: "d.test".into(),
         last_s: Some(7),
     };
-    assert_eq!(pruning.rules[3].names, [name]);
-    assert_eq!(pruning.known_since, Since::AgentStart);
+    assert_eq!(whole.rules[3].names, [name]);
+    assert_eq!(whole.known_since, Since::AgentStart);
+}
+
+/// What entries say of these rules: the uses, in words, and the rules that nothing has used.
+fn of_entries(egress: &str, entries: &[EntryView]) -> (Vec<Used>, Vec<u32>) {
+    let (_, firewall, _) = read(egress);
+    let evidence = Evidence {
+        firewall,
+        subdomains: true,
+        came_s: 7200,
+        known: known(3600, Vec::new()),
+        entries: entries.to_vec(),
+    };
+    let whole = FirewallUse::new("ns1", &evidence, None);
+    let used = whole.rules.iter().map(|rule| rule.used);
+    let unused = whole.unused().map(|rule| rule.rule);
+    (used.collect(), unused.collect())
+}
+
+#[test]
+fn packets_to_an_address_of_two_names_count_for_the_rule_that_decides() {
+    let second = entry("b.test", &[1], 4);
+    let both = EntryView {
+        names: [entry("a.test", &[0], 4).names, second.names.clone()].concat(),
+        ..second
+    };
+    let (used, _) = of_entries(
+        "{type: Allow, to: {dnsName: a.test}}, {type: Allow, to: {dnsName: b.test}}",
+        std::slice::from_ref(&both),
+    );
+    assert_eq!(used, [Used::Connected, Used::Told]);
+    // The port of the packets is not known.
+    let with_ports = "{type: Allow, to: {dnsName: a.test}, ports: [{protocol: TCP, port: 443}]},
+                      {type: Allow, to: {dnsName: b.test}}";
+    let (used, _) = of_entries(with_ports, std::slice::from_ref(&both));
+    assert_eq!(used, [Used::NotKnown, Used::NotKnown]);
+    // By a mark, packets that a network allows are seen as well.
+    let network =
+        "{type: Allow, to: {cidrSelector: 203.0.113.0/24}, ports: [{protocol: TCP, port: 443}]},
+                   {type: Allow, to: {dnsName: b.test}}";
+    let counted = entry("b.test", &[1], 4);
+    let marked = EntryView {
+        packets: None,
+        ..counted.clone()
+    };
+    let (used, _) = of_entries(network, &[counted]);
+    assert_eq!(used, [Used::Never, Used::Connected]);
+    let (used, _) = of_entries(network, &[marked]);
+    assert_eq!(used, [Used::NotKnown, Used::NotKnown]);
+}
+
+#[test]
+fn the_rule_that_denies_the_rest_is_not_unused() {
+    let (used, unused) = of_entries(
+        "{type: Allow, to: {dnsName: a.test}}, {type: Deny, to: {cidrSelector: 10.0.0.0/8}},
+         {type: Deny, to: {cidrSelector: 0.0.0.0/0}}, {type: Deny, to: {cidrSelector: '::/0'}}",
+        &[],
+    );
+    let closes = Used::Closes;
+    assert_eq!(used, [Used::Never, Used::Never, closes, closes]);
+    assert_eq!(unused, [0, 1]);
 }
 
 #[test]
 fn the_time_that_is_known_of_begins_with_the_rules() {
-    let pruning = prune(&known(600, Vec::new()), &[], 40);
+    let whole = use_by(&known(600, Vec::new()), &[], 40);
     assert_eq!(
-        (pruning.known_s, pruning.known_since),
+        (whole.known_s, whole.known_since),
         (40, Since::FirewallChange)
     );
 }
@@ -150,8 +210,8 @@ fn what_ovn_kubernetes_alone_would_have_denied_is_found() {
         known: known(3600, connections),
         entries: Vec::new(),
     };
-    let pruning = Pruning::new("ns1", &evidence, Some(&resolved));
-    let only = pruning.only_by_answer.expect("it was asked");
+    let whole = FirewallUse::new("ns1", &evidence, Some(&resolved));
+    let only = whole.only_by_answer.expect("it was asked");
     let only = only.iter();
     let only: Vec<_> = only
         .map(|one| (&*one.target, one.rule, one.last_s))
@@ -176,6 +236,6 @@ fn only_what_a_rule_by_name_allows_depends_on_an_answer() {
         known: known(3600, connections),
         entries: Vec::new(),
     };
-    let pruning = Pruning::new("ns1", &evidence, Some(&resolved));
-    assert_eq!(pruning.only_by_answer, Some(Vec::new()));
+    let whole = FirewallUse::new("ns1", &evidence, Some(&resolved));
+    assert_eq!(whole.only_by_answer, Some(Vec::new()));
 }
