@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::Status;
 use crate::{
-    egress_firewall::NAME,
+    egress_firewall::{NAME, SUBDOMAINS_ANNOTATION},
     options::{LearnFormat, LearnOptions},
     output::write_json_line,
 };
@@ -151,8 +151,8 @@ impl Learned {
         })
     }
 
-    /// An EgressFirewall that allows these names and denies all else, for `kubectl apply`. Names that are
-    /// one label longer than one of `wildcards` come to a wildcard.
+    /// An EgressFirewall that allows these names, without the names below them, and denies all else, for `kubectl apply`.
+    /// Names that are one label longer than one of `wildcards` come to a wildcard.
     pub fn manifest(&self, wildcards: &[DomainName]) -> String {
         let Self {
             namespace,
@@ -180,7 +180,7 @@ impl Learned {
         let _ = write!(
             text,
             "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\nmetadata:\n  name: {NAME}\n  \
-             namespace: {namespace}\nspec:\n  egress:\n"
+             namespace: {namespace}\n  annotations:\n    {SUBDOMAINS_ANNOTATION}: \"false\"\nspec:\n  egress:\n"
         );
         let suffixes = wildcards
             .iter()
@@ -222,8 +222,19 @@ impl Learned {
 
 #[cfg(test)]
 mod tests {
+    use dnsflow_core::{
+        ask::{
+            trial::{Facts, Trial},
+            view::Verdict,
+        },
+        values::flow::{Protocol, Transport},
+    };
+
     use super::*;
-    use crate::egress_firewall::EgressFirewall;
+    use crate::{
+        convert::{self, Reading},
+        egress_firewall::EgressFirewall,
+    };
 
     fn learned() -> Learned {
         let mut learned = Learned {
@@ -265,6 +276,8 @@ kind: EgressFirewall
 metadata:
   name: default
   namespace: ns1
+  annotations:
+    dnsflow.io/subdomains: \"false\"
 spec:
   egress:
   - type: Allow
@@ -303,6 +316,43 @@ spec:
         for none in ["", ".", "a..b", &"a".repeat(64)] {
             let line = serde_json::json!({"kind": "name", "name": none, "addresses": []});
             serde_json::from_value::<Line>(line).expect_err(none);
+        }
+    }
+
+    #[test]
+    fn a_manifest_allows_what_was_learned_and_nothing_below_it() {
+        let wildcards = ["example.com".parse().expect("a name")];
+        for (wildcards, name, is_allowed) in [
+            (&[][..], "www.example.com", true),
+            (&[], "evil.www.example.com", false),
+            (&[], "other.example.com", false),
+            (&wildcards, "other.example.com", true),
+            (&wildcards, "evil.other.example.com", false),
+            (&wildcards, "evil.a.test", false),
+        ] {
+            let manifest: serde_json::Value =
+                serde_saphyr::from_str(&learned().manifest(wildcards)).expect("YAML");
+            let Reading::Firewall(_, firewall) = convert::firewall(&manifest).reading else {
+                panic!("{manifest}");
+            };
+            // The agent's option is for EgressFirewalls that do not say.
+            let trial = Trial::new(&firewall, true);
+            let facts = Facts {
+                address: [203, 0, 113, 7].into(),
+                transport: Transport {
+                    protocol: Protocol::Tcp,
+                    port: Some(443),
+                },
+                names: &[name.parse().expect("a name")],
+                is_refused: false,
+                is_node: false,
+            };
+            let verdict = trial.decide(&facts).verdict;
+            assert_eq!(
+                verdict == Verdict::Allowed,
+                is_allowed,
+                "{name}: {manifest}"
+            );
         }
     }
 
