@@ -179,6 +179,10 @@ pub fn report(options: &ReportOptions, output: &mut impl Write) -> anyhow::Resul
         socket,
     } = options;
     let report = block_on(NodeReport::ask(&socket.path, namespace.as_deref()))?;
+    let Some(report) = report else {
+        let namespace = namespace.as_deref().unwrap_or_default();
+        bail!("namespace {namespace} has no EgressFirewall, and no pod on this node");
+    };
     for what in &report.left_out {
         eprintln!("no room for {what}");
     }

@@ -8,7 +8,7 @@ use std::{
     time::SystemTime,
 };
 
-use dnsflow_core::ask::view::EntryView;
+use dnsflow_core::ask::view::{EntryView, NodeView};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -116,9 +116,13 @@ pub struct Denial {
 }
 
 impl NodeReport {
-    /// Asks the agent, about one namespace or about all.
-    pub async fn ask(socket: &Path, namespace: Option<&str>) -> Result<Self, AskError> {
+    /// Asks the agent, about one namespace or about all. `None` where this namespace has neither an EgressFirewall nor a
+    /// pod on the node.
+    pub async fn ask(socket: &Path, namespace: Option<&str>) -> Result<Option<Self>, AskError> {
         let mut status: Status = client::get(socket, "/v1/status", &[]).await?;
+        if namespace.is_some_and(|namespace| !is_known(&status.node, namespace)) {
+            return Ok(None);
+        }
         let is_wanted = |other: &str| namespace.is_none_or(|namespace| namespace == other);
         let node = &mut status.node;
         node.ports.retain(|port| is_wanted(&port.namespace));
@@ -145,7 +149,7 @@ impl NodeReport {
             let asked = NamespaceReport::ask(socket, namespace, &mut denials, &mut left_out);
             namespaces.extend(asked.await?);
         }
-        Ok(Self {
+        Ok(Some(Self {
             node: node::name(),
             time: rfc3339(SystemTime::now()),
             status,
@@ -153,8 +157,16 @@ impl NodeReport {
             activation: buckets(&String::from_utf8_lossy(&metrics)),
             namespaces,
             left_out,
-        })
+        }))
     }
+}
+
+/// Whether a namespace has an EgressFirewall, or a pod on the node.
+fn is_known(node: &NodeView, namespace: &str) -> bool {
+    let mut firewalls = node.firewalls.iter();
+    let mut ports = node.ports.iter();
+    firewalls.any(|firewall| firewall.namespace == namespace)
+        || ports.any(|port| port.namespace == namespace)
 }
 
 impl NamespaceReport {

@@ -23,6 +23,7 @@ use crate::{
         event::Event,
         history::{Known, PresentFirewall},
         learn::Line,
+        report::NodeReport,
     },
     denied_connections::DenialCounts,
     inquiries::{self, Inquiry},
@@ -388,6 +389,16 @@ async fn what_an_ended_agent_has_left_is_replaced_and_nothing_else() {
     assert_eq!(fs::read(&file).expect("it is there"), b"precious");
     let asked = client::get::<Status>(&leftover, "/v1/status", &[]).await;
     assert!(matches!(asked, Err(AskError::Connect { .. })), "{asked:?}");
+}
+
+#[tokio::test]
+async fn there_is_no_report_on_a_namespace_that_nobody_knows() {
+    let running = Running::start("report").await;
+    let socket = running.socket();
+    let of_all = NodeReport::ask(&socket, None).await.expect("an answer");
+    assert!(of_all.is_some());
+    let of_none = NodeReport::ask(&socket, Some("nope")).await;
+    assert_eq!(of_none.expect("an answer"), None);
 }
 
 #[tokio::test]

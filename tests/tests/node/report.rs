@@ -193,4 +193,6 @@ fn a_report_is_one_sound_page_whatever_names_hold() {
     assert_eq!(code, Some(0));
     assert!(page.contains("No namespace with pods on this node has an EgressFirewall."));
     assert!(!page.contains("example.com"), "{page}");
+    let (page, code) = ask(&lab, &["report", "--html", "-", "--namespace", "nope"]);
+    assert_eq!((&*page, code), ("", Some(1)));
 }

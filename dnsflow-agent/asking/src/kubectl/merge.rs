@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use dnsflow_core::ask::view::{Attachment, EntryView, Explanation};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -86,6 +86,15 @@ pub(super) fn write(
             }
             Err(reason) => silent.push((node, reason)),
         }
+    }
+    if matches!(question, Question::Report(_)) && values.is_empty() {
+        let reasons = silent
+            .iter()
+            .map(|(node, reason)| format!("node {node}: {reason}"));
+        bail!(
+            "no node has a report: {}",
+            reasons.collect::<Vec<_>>().join("; ")
+        );
     }
     match question {
         Question::Report(Some(file)) => {
@@ -440,6 +449,19 @@ n1     failed   openflow   no answer; start it
             let (_, exit) = written(&Question::Cache, OutputFormat::Json, answers);
             assert_eq!(exit, Exit::Incomplete);
         }
+    }
+
+    #[test]
+    fn without_any_answer_there_is_no_report() {
+        let file = std::env::temp_dir().join(format!("dnsflow-none-{}.html", std::process::id()));
+        let question = Question::Report(Some(file.clone()));
+        let answers = vec![silent("n1"), silent("n2")];
+        let error = write(&question, OutputFormat::Json, answers, &mut Vec::new());
+        assert_eq!(
+            error.expect_err("there is none").to_string(),
+            "no node has a report: node n1: no route to host; node n2: no route to host"
+        );
+        assert!(!file.exists());
     }
 
     #[test]
