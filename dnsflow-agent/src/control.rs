@@ -75,6 +75,7 @@ use crate::{
     denied_connections::{Connections, Heard},
     inquiries::Inquiries,
     journal::Journal,
+    k8s::Objects,
     logging::LogView,
     metrics::{self, Metrics},
     options::Cli,
@@ -107,6 +108,8 @@ pub struct Slow {
     pub heard: Heard,
     /// Where OVN's northbound database is, as the option says.
     pub northbound: Option<Remotes>,
+    /// The EgressFirewalls and manifests that are not usable as written.
+    pub objects: Objects,
 }
 
 /// What the server answers from.
@@ -248,9 +251,12 @@ impl Server {
             .ask(|engine, _| engine.view().node())
             .await
             .ok_or(Refusal::Stuck)?;
+        let (object_problems, object_problems_left_out) = self.slow.objects.list();
         Ok(json(&Status {
             version: VERSION.to_owned(),
             up_s: self.started.elapsed().as_secs(),
+            object_problems,
+            object_problems_left_out,
             node,
         }))
     }

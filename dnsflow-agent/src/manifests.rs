@@ -24,7 +24,7 @@ use notify::{
 };
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::k8s::reports::Reports;
+use crate::k8s::reports::{Objects, Reports};
 use dnsflow_asking::manifests::Directory;
 pub use dnsflow_asking::manifests::{
     Files, MAX_FILE_BYTES, MAX_FILES, MAX_TOTAL_BYTES, names, texts,
@@ -41,15 +41,15 @@ const RESCAN: Duration = Duration::from_secs(10);
 /// Reads the manifests in `dir` and sends each change, until the receiver of `inputs` is gone.
 ///
 /// Each update is a complete list with [`FirewallUpdate::reset`]; the first is sent as soon as
-/// the directory can be read, also when it holds no firewall.
-pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input>) {
+/// the directory can be read, also when it holds no firewall. `objects` has what is not usable.
+pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input>, objects: Objects) {
     let dir = std::path::absolute(&dir).unwrap_or(dir);
     let object = dir.display().to_string();
     // One token: whether something has changed since the last read.
     let (changed, mut changes) = mpsc::channel(1);
     let mut directory = Directory::new(dir.clone());
     let mut watches = Watches::new(dir, changed);
-    let mut reports = Reports::default();
+    let mut reports = Reports::new(objects);
     let mut sent: Option<BTreeMap<FirewallId, Firewall>> = None;
     loop {
         // The watch begins before the read, so that no change is missed.
@@ -67,7 +67,8 @@ pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input>) {
         match snapshot {
             Ok(snapshot) => {
                 for (object, reasons) in snapshot.reasons {
-                    reports.tell(&object, reasons);
+                    let is_in_force = !snapshot.unusable.contains(&object);
+                    reports.tell(&object, is_in_force, reasons);
                 }
                 reports.retain(|known| known == object || directory.holds(known));
                 if sent.as_ref() != Some(&snapshot.firewalls) {
@@ -95,7 +96,7 @@ pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input>) {
                 "{reason}; waiting for it (--manifests DIR names the directory)"
             )),
         }
-        reports.tell(&object, reasons);
+        reports.tell(&object, sent.is_some(), reasons);
         let changed = tokio::select! {
             _ = changes.recv() => true,
             () = tokio::time::sleep(RESCAN) => false,

@@ -3,7 +3,7 @@
 
 mod fake;
 
-use dnsflow_agent::k8s::{ClientOptions, watch};
+use dnsflow_agent::k8s::{ClientOptions, Objects, watch};
 use dnsflow_core::Input;
 use fake::{Kubeconfig, PATIENCE, Server, list};
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ async fn a_node_asks_for_each_page_once_and_then_holds_one_watch() {
         kubeconfig: Some(kubeconfig.path().to_owned()),
     };
     let (sender, mut updates) = mpsc::channel(16);
-    let task = tokio::spawn(watch(options, sender));
+    let task = tokio::spawn(watch(options, sender, Objects::default()));
     let (mut requests, mut bytes) = (0, 0);
     for first in (0..FIREWALLS).step_by(PAGE) {
         let request = server.list().await;

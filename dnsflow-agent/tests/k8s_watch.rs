@@ -4,7 +4,7 @@ mod fake;
 
 use std::time::{Duration, Instant};
 
-use dnsflow_agent::k8s::{ClientOptions, QUIET_TARGETS, watch};
+use dnsflow_agent::k8s::{ClientOptions, Objects, QUIET_TARGETS, watch};
 use dnsflow_core::{Input, values::firewall::Destination};
 use fake::{Kubeconfig, Log, PATIENCE, Server, list, status};
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ impl Watch {
             updates,
             kubeconfig,
             log,
-            task: tokio::spawn(watch(options, sender)),
+            task: tokio::spawn(watch(options, sender, Objects::default())),
             _logging: logging,
         }
     }

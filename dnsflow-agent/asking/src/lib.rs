@@ -43,9 +43,26 @@ pub struct Status {
     pub version: String,
     /// The seconds since the agent has started.
     pub up_s: u64,
+    /// EgressFirewalls and manifests that are not usable as written, by name; an agent lists so many at most.
+    #[serde(default)]
+    pub object_problems: Vec<ObjectProblem>,
+    /// The number of further ones.
+    #[serde(default)]
+    pub object_problems_left_out: usize,
     /// What the agent knows of its node.
     #[serde(flatten)]
     pub node: NodeView,
+}
+
+/// An object that is not usable as written.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct ObjectProblem {
+    /// The object: `namespace/name`, or the path of its manifest, with the object behind it.
+    pub object: String,
+    /// Whether the rest of it, or an earlier reading of it, is in force.
+    pub is_in_force: bool,
+    /// What is wrong, with the remedy.
+    pub reasons: Vec<String>,
 }
 
 /// How an agent was started: what its options are, each as it was given.

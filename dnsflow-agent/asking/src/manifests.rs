@@ -44,6 +44,8 @@ pub struct Snapshot {
     pub firewalls: BTreeMap<FirewallId, Firewall>,
     /// By file or by object within a file: what is wrong with it; empty where nothing is.
     pub reasons: BTreeMap<String, Vec<String>>,
+    /// Those of them of which nothing is in force, not even of an earlier reading.
+    pub unusable: BTreeSet<String>,
     /// The files that were left out, if there are any.
     pub too_many: Option<String>,
 }
@@ -92,17 +94,25 @@ impl Directory {
                         content.add(document, known);
                     }
                     *known = content.firewalls;
+                    if !content.reasons.is_empty() {
+                        snapshot.unusable.insert(file.clone());
+                    }
                     reasons.extend(content.reasons);
+                    let in_force = known.iter().map(|(id, _)| id.to_string());
+                    let in_force: BTreeSet<String> = in_force.collect();
                     for (object, reasons) in content.objects {
-                        snapshot
-                            .reasons
-                            .entry(format!("{file}: {object}"))
-                            .or_default()
-                            .extend(reasons);
+                        let key = format!("{file}: {object}");
+                        if !in_force.contains(&object) {
+                            snapshot.unusable.insert(key.clone());
+                        }
+                        snapshot.reasons.entry(key).or_default().extend(reasons);
                     }
                 }
                 Err(reason) => reasons.push(match known.len() {
-                    0 => reason,
+                    0 => {
+                        snapshot.unusable.insert(file);
+                        reason
+                    }
                     count => format!(
                         "{reason}; the {count} firewalls last read from this file stay in force"
                     ),
@@ -140,8 +150,9 @@ impl Directory {
                         "ignored: {} already defines this namespace's firewall; remove one",
                         self.path.join(first).display()
                     );
-                    let reasons = snapshot.reasons.entry(format!("{file}: {id}")).or_default();
-                    reasons.push(reason);
+                    let key = format!("{file}: {id}");
+                    snapshot.unusable.insert(key.clone());
+                    snapshot.reasons.entry(key).or_default().push(reason);
                     continue;
                 }
                 from.insert(id, name);

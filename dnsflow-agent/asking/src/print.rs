@@ -6,7 +6,7 @@ use std::{
 };
 
 use dnsflow_core::ask::view::{
-    Attachment, EntryView, ExplainedAddress, Explanation, FlowView, NameView, NodeView, PortView,
+    Attachment, EntryView, ExplainedAddress, Explanation, FlowView, NameView, PortView,
     StepOutcome, Verdict,
 };
 use serde::{Deserialize, Serialize};
@@ -167,6 +167,7 @@ pub(crate) fn status_lines(status: &Status) -> [(&'static str, String); 8] {
         version,
         up_s,
         node,
+        ..
     } = status;
     let unread: Vec<_> = node
         .sources
@@ -176,10 +177,6 @@ pub(crate) fn status_lines(status: &Status) -> [(&'static str, String); 8] {
     let unread: Vec<_> = unread.iter().map(|source| &*source.source).collect();
     let attached = node.ports.iter();
     let attached = attached.filter(|port| port.attachment == Attachment::Attached);
-    let has_problems = node.firewalls.iter();
-    let has_problems = has_problems.filter(|firewall| !firewall.problems.is_empty());
-    let dry_runs = node.firewalls.iter();
-    let dry_runs = dry_runs.filter(|firewall| firewall.is_dry_run).count();
     [
         ("agent", format!("{version}, up {}", seconds(*up_s))),
         ("ready", yes_or(node.is_ready, "not yet")),
@@ -210,23 +207,52 @@ pub(crate) fn status_lines(status: &Status) -> [(&'static str, String); 8] {
             "ports",
             format!("{} of {} attached", attached.count(), node.ports.len()),
         ),
-        (
-            "firewalls",
-            format!(
-                "{}, {} with something to know{}",
-                node.firewalls.len(),
-                has_problems.count(),
-                match dry_runs {
-                    0 => String::new(),
-                    count => format!(", {count} as a dry run: nothing is installed for them"),
-                }
-            ),
-        ),
+        ("firewalls", firewalls_text(status)),
         (
             "cache",
             format!("{} addresses, {} flows", node.addresses, node.flows),
         ),
     ]
+}
+
+/// How many EgressFirewalls there are, and how many of them are in force.
+fn firewalls_text(status: &Status) -> String {
+    let (mut in_force, mut waiting, mut partly, mut dry_runs) = (0, 0, 0, 0);
+    for firewall in &status.node.firewalls {
+        let has = |severity: &str| {
+            let mut problems = firewall.problems.iter();
+            problems.any(|problem| problem.severity == severity)
+        };
+        let count = if firewall.is_dry_run {
+            &mut dry_runs
+        } else if has("not_in_force") {
+            &mut partly
+        } else if has("waiting") {
+            &mut waiting
+        } else {
+            &mut in_force
+        };
+        *count += 1;
+    }
+    let objects = status.object_problems.iter();
+    let unusable = objects.filter(|object| !object.is_in_force).count();
+    let counts = [
+        (in_force, "in force"),
+        (waiting, "waiting for OVN"),
+        (partly, "with rules not in force"),
+        (dry_runs, "dry run"),
+        (unusable, "not usable"),
+    ];
+    let all: usize = counts.iter().map(|(count, _)| count).sum();
+    let counts = counts.iter().filter(|(count, _)| *count > 0);
+    let counts: Vec<String> = counts
+        .map(|(count, text)| format!("{count} {text}"))
+        .collect();
+    match all {
+        0 => "no EgressFirewall".to_owned(),
+        1 => format!("1 EgressFirewall: {}", counts.join(", ")),
+        _ => format!("{all} EgressFirewalls: {}", counts.join(", ")),
+    }
 }
 
 /// `dnsflow status`.
@@ -240,20 +266,47 @@ pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> 
         writeln!(output)?;
         table(PORTS, ports, &mut output)?;
     }
-    let mut problems = problems(node);
+    let mut problems = problems(status);
     problems.try_for_each(|problem| writeln!(output, "\n{problem}"))
 }
 
-/// What is wrong with the rules.
-pub(crate) fn problems(node: &NodeView) -> impl Iterator<Item = String> {
-    node.firewalls.iter().flat_map(|firewall| {
+/// What is wrong with EgressFirewalls and their rules.
+pub(crate) fn problems(status: &Status) -> impl Iterator<Item = String> {
+    let firewalls = status.node.firewalls.iter();
+    let rules = firewalls.clone().flat_map(|firewall| {
         firewall.problems.iter().map(move |problem| {
             format!(
                 "namespace {}, rule {} ({}): {}",
                 firewall.namespace, problem.rule, problem.severity, problem.text
             )
         })
-    })
+    });
+    // What is wrong with a single rule stands there already.
+    let of_rules = firewalls.flat_map(|firewall| &firewall.problems);
+    let is_of_rule = move |reason: &String| {
+        let end = format!(": {reason}");
+        of_rules.clone().any(|problem| problem.text.ends_with(&end))
+    };
+    let objects = status.object_problems.iter().filter_map(move |object| {
+        let reasons = object.reasons.iter();
+        let reasons: Vec<&str> = reasons
+            .filter(|reason| !is_of_rule(reason))
+            .map(String::as_str)
+            .collect();
+        let name = &object.object;
+        let reasons = Some(reasons.join("; ")).filter(|reasons| !reasons.is_empty())?;
+        Some(match object.is_in_force {
+            true => format!("{name}: {reasons}"),
+            false => format!("{name} is not usable: {reasons}"),
+        })
+    });
+    let left_out = match status.object_problems_left_out {
+        0 => None,
+        count => Some(format!(
+            "{count} further objects are not usable as written: see the log"
+        )),
+    };
+    objects.chain(left_out).chain(rules)
 }
 
 /// The heads of [`changed_row`].

@@ -124,6 +124,18 @@ impl NodeReport {
             return Ok(None);
         }
         let is_wanted = |other: &str| namespace.is_none_or(|namespace| namespace == other);
+        if let Some(namespace) = namespace {
+            // An object's name stands behind that of its manifest.
+            let start = format!("{namespace}/");
+            let is_of_it = |object: &str| {
+                object
+                    .rsplit(": ")
+                    .next()
+                    .is_some_and(|one| one.starts_with(&start))
+            };
+            status.object_problems.retain(|one| is_of_it(&one.object));
+            status.object_problems_left_out = 0;
+        }
         let node = &mut status.node;
         node.ports.retain(|port| is_wanted(&port.namespace));
         let here: BTreeSet<&str> = node.ports.iter().map(|port| &*port.namespace).collect();

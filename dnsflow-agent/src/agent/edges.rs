@@ -26,7 +26,7 @@ use crate::{
     denied_connections::{self, Heard, Listeners},
     inquiries::Inquiries,
     journal::Journal,
-    k8s::{self, events::Notices},
+    k8s::{self, Objects, events::Notices},
     logging::LogView,
     manifests,
     metrics::{DatabaseCounters, Metrics},
@@ -104,8 +104,9 @@ pub(super) async fn run(
     let mut edges = Edges::default();
     edges.start("who asks for this agent", Claim::answer(claim));
     edges.start_node(&options, ends, estimate, databases);
-    edges.start_cluster(&options, inputs.clone(), notices);
-    edges.start_people(&options, inputs, denials, asking);
+    let objects = Objects::default();
+    edges.start_cluster(&options, inputs.clone(), notices, objects.clone());
+    edges.start_people(&options, inputs, denials, asking, objects);
     if let Some(address) = options.listen {
         edges.start("HTTP clients", api::serve(address, health, metrics));
     }
@@ -193,12 +194,18 @@ impl Edges {
     }
 
     /// The EgressFirewalls: in the cluster, with its DNS Services and Events, or in manifests.
-    fn start_cluster(&mut self, options: &AgentOptions, inputs: Inputs, notices: Notices) {
+    fn start_cluster(
+        &mut self,
+        options: &AgentOptions,
+        inputs: Inputs,
+        notices: Notices,
+        objects: Objects,
+    ) {
         if let Some(dir) = options.manifests.clone() {
             let watch = async move {
                 // There is no cluster whose DNS Services could be asked for.
                 if inputs.send(Input::Resolvers(BTreeSet::new())).await.is_ok() {
-                    manifests::watch_manifests(dir, inputs).await;
+                    manifests::watch_manifests(dir, inputs, objects).await;
                 }
             };
             self.leave_unread(notices);
@@ -212,7 +219,7 @@ impl Edges {
         let services = options.dns_service.clone();
         let resolvers = watch_resolvers(client.clone(), services, inputs.clone());
         self.start("the cluster's DNS Services", resolvers);
-        self.start("Kubernetes", k8s::watch(client, inputs));
+        self.start("Kubernetes", k8s::watch(client, inputs, objects));
     }
 
     /// Denied connections, and the control socket.
@@ -222,6 +229,7 @@ impl Edges {
         inputs: Inputs,
         denials: Denials,
         asking: Asking,
+        objects: Objects,
     ) {
         let Denials {
             aside,
@@ -238,6 +246,7 @@ impl Edges {
             connections: listeners.connections.clone(),
             heard: heard.clone(),
             northbound: options.ovn_nb.clone(),
+            objects,
         };
         let watch = denied_connections::watch(aside, heard, inquiries.clone(), listeners);
         self.start("denied connections", watch);

@@ -18,7 +18,7 @@ use tokio::{io::AsyncWriteExt as _, sync::mpsc, task::JoinHandle};
 use super::*;
 use crate::{
     asking::{
-        Levels,
+        Levels, ObjectProblem,
         client::{self, AskError},
         event::Event,
         history::{Known, PresentFirewall},
@@ -27,6 +27,7 @@ use crate::{
     },
     denied_connections::DenialCounts,
     inquiries::{self, Inquiry},
+    k8s::reports::Reports,
     logging::Log,
     metrics::{Observed, Packets},
 };
@@ -38,6 +39,7 @@ struct Running {
     journal: Arc<Journal>,
     inquiries: Inquiries,
     connections: Connections,
+    objects: Objects,
 }
 
 impl Running {
@@ -58,6 +60,7 @@ impl Running {
         );
         let (inputs, given) = mpsc::channel(16);
         let connections = Connections::new();
+        let objects = Objects::default();
         let server = Server::new(
             inquiries.clone(),
             inputs,
@@ -67,6 +70,7 @@ impl Running {
                 connections: connections.clone(),
                 heard: Heard::new(Attempts::new(Ports::DNS)),
                 northbound: None,
+                objects: objects.clone(),
             },
             log.view(),
         );
@@ -83,6 +87,7 @@ impl Running {
             journal,
             inquiries,
             connections,
+            objects,
         }
     }
 
@@ -159,6 +164,21 @@ async fn a_question_is_answered_and_only_root_can_ask() {
         .await
         .expect("an answer");
     assert_eq!(entries, 0);
+}
+
+#[tokio::test]
+async fn the_status_has_objects_that_are_not_usable() {
+    let running = Running::start("objects").await;
+    let mut reports = Reports::new(running.objects.clone());
+    let reasons = vec!["spec.egress is not a list; write a list of rules".to_owned()];
+    reports.tell("ns1/default", false, reasons.clone());
+    let status = client::get::<Status>(&running.socket(), "/v1/status", &[]).await;
+    let problem = ObjectProblem {
+        object: "ns1/default".to_owned(),
+        is_in_force: false,
+        reasons,
+    };
+    assert_eq!(status.expect("an answer").object_problems, [problem]);
 }
 
 #[tokio::test]

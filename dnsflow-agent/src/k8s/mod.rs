@@ -21,6 +21,7 @@ pub use dnsflow_asking::{
     dns_service::{DnsService, Selection},
     egress_firewall,
 };
+pub use reports::Objects;
 pub use watch::watch;
 
 /// Directives for a `tracing` filter: kube itself logs each failed request; this module logs each

@@ -18,15 +18,19 @@ use super::{
     convert::{self, Reading},
     egress_firewall::Stored,
     follow::{Follower, Subject, follow},
-    reports::Reports,
+    reports::{Objects, Reports},
 };
 
 /// Watches EgressFirewalls and sends each change, until the receiver of `inputs` is gone.
 ///
 /// The first update, and each one after a list was made anew (410 Gone), is a complete list with
-/// [`FirewallUpdate::reset`]. Errors are logged once per cause and retried for ever.
-pub async fn watch(options: ClientOptions, inputs: mpsc::Sender<Input>) {
-    follow(&options, Known::default(), inputs).await;
+/// [`FirewallUpdate::reset`]. Errors are logged once per cause and retried for ever. `objects` has what is not usable.
+pub async fn watch(options: ClientOptions, inputs: mpsc::Sender<Input>, objects: Objects) {
+    let known = Known {
+        reports: Reports::new(objects),
+        ..Known::default()
+    };
+    follow(&options, known, inputs).await;
 }
 
 /// The firewalls that were last sent to the core, and a list that is not complete yet.
@@ -133,7 +137,8 @@ impl Known {
             }
             Reading::Ignored => None,
         };
-        self.reports.tell(&converted.object, reasons);
+        self.reports
+            .tell(&converted.object, firewall.is_some(), reasons);
         (converted.object, firewall)
     }
 }

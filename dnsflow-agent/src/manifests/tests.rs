@@ -72,7 +72,7 @@ impl Watch {
         let (sender, receiver) = mpsc::channel(16);
         Self(
             receiver,
-            tokio::spawn(watch_manifests(dir.to_owned(), sender)),
+            tokio::spawn(watch_manifests(dir.to_owned(), sender, Objects::default())),
         )
     }
 

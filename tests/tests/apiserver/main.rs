@@ -13,7 +13,7 @@ mod story;
 
 use std::{path::PathBuf, time::Duration};
 
-use dnsflow_agent::k8s::{ClientOptions, watch};
+use dnsflow_agent::k8s::{ClientOptions, Objects, watch};
 use dnsflow_core::{Input, values::firewall::Destination};
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -75,7 +75,7 @@ impl Watch {
         };
         Self {
             updates,
-            task: tokio::spawn(watch(options, sender)),
+            task: tokio::spawn(watch(options, sender, Objects::default())),
         }
     }
 

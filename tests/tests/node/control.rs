@@ -202,6 +202,10 @@ fn what_is_logged_can_be_changed_and_a_bundle_has_it_with_all_else() {
     ] = unpack();
     assert!(!contents.contains("error"), "{contents}");
     assert!(status.contains(r#""is_ready":true"#), "{status}");
+    assert!(
+        status.contains(r#"broken.yaml","is_in_force":false"#),
+        "{status}"
+    );
     assert_eq!(cache.lines().count(), 2, "{cache}");
     assert!(events.contains("www.example.com"), "{events}");
     assert!(metrics.contains("dnsflow_ready 1\n"), "{metrics}");

@@ -289,7 +289,7 @@ fn statuses(statuses: Vec<(String, Status)>, output: &mut impl Write) -> io::Res
     // Most problems are the same on all nodes.
     let mut problems = BTreeMap::<_, Vec<&str>>::new();
     for (node, status) in &statuses {
-        for text in print::problems(&status.node) {
+        for text in print::problems(status) {
             problems.entry(text).or_default().push(node);
         }
     }
@@ -304,6 +304,7 @@ fn summary(status: &Status) -> Row {
         version,
         up_s,
         node,
+        ..
     } = status;
     let attached = node.ports.iter();
     let attached = attached.filter(|port| port.attachment == Attachment::Attached);

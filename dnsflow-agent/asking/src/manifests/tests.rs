@@ -101,3 +101,58 @@ fn the_largest_firewall_is_read() {
     let converted = convert::firewall(&documents[0]);
     assert!(converted.reasons.is_empty(), "{:?}", converted.reasons);
 }
+
+#[test]
+fn an_object_that_is_not_in_force_is_told_from_one_with_a_mistake() {
+    let directory = std::env::temp_dir().join(format!("dnsflow-unusable-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("a directory");
+    let egress = "spec: {egress: []}";
+    let head = "apiVersion: k8s.ovn.org/v1, kind: EgressFirewall";
+    let of = |metadata: &str| format!("{{{head}, metadata: {{{metadata}}}, {egress}}}");
+    for (file, text) in [
+        ("a.yaml", of("namespace: ns1, name: default")),
+        (
+            "annotation.yaml",
+            of("namespace: ns2, name: default, annotations: {dnsflow.io/dry-run: maybe}"),
+        ),
+        ("broken.yaml", "spec: [egress".to_owned()),
+        ("name.yaml", of("namespace: ns3, name: mine")),
+        ("namespace.yaml", of("name: default")),
+        ("second.yaml", of("namespace: ns1, name: default")),
+        (
+            "version.yaml",
+            of("namespace: ns4, name: default").replace("/v1", "/v2"),
+        ),
+    ] {
+        std::fs::write(directory.join(file), text).expect("a file");
+    }
+    let snapshot = Directory::new(directory.clone()).read();
+    std::fs::remove_dir_all(&directory).expect("it is there");
+    let Snapshot {
+        reasons, unusable, ..
+    } = snapshot.expect("it can be read");
+    let with_reasons = reasons.iter().filter(|(_, reasons)| !reasons.is_empty());
+    let names: Vec<String> = with_reasons
+        .filter_map(|(object, _)| {
+            let object = object
+                .strip_prefix(directory.to_str()?)?
+                .strip_prefix('/')?;
+            let file = object.split(": ").next()?;
+            Some(format!(
+                "{file} {}",
+                unusable.iter().any(|one| one.contains(file))
+            ))
+        })
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "annotation.yaml false",
+            "broken.yaml true",
+            "name.yaml true",
+            "namespace.yaml true",
+            "second.yaml true",
+            "version.yaml true",
+        ]
+    );
+}

@@ -3,6 +3,7 @@ use dnsflow_core::ask::view::{
 };
 
 use super::*;
+use crate::ObjectProblem;
 
 fn port() -> PortView {
     PortView {
@@ -54,6 +55,54 @@ fn text_of(write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> String {
     String::from_utf8(output).expect("text")
 }
 
+fn object(object: &str, is_in_force: bool, reason: &str) -> ObjectProblem {
+    ObjectProblem {
+        object: object.into(),
+        is_in_force,
+        reasons: vec![reason.into()],
+    }
+}
+
+#[test]
+fn the_status_counts_firewalls_by_state() {
+    let firewall = |namespace: &str, severity: Option<&str>| FirewallView {
+        is_dry_run: namespace == "dry",
+        namespace: namespace.into(),
+        rules: 1,
+        rules_by_name: 1,
+        problems: Vec::from_iter(severity.map(|severity| ProblemView {
+            rule: 0,
+            severity: severity.into(),
+            text: String::new(),
+        })),
+    };
+    let text = |firewalls: Vec<FirewallView>, object_problems| {
+        firewalls_text(&Status {
+            version: String::new(),
+            up_s: 0,
+            object_problems,
+            object_problems_left_out: 0,
+            node: NodeView {
+                firewalls,
+                ..NodeView::default()
+            },
+        })
+    };
+    assert_eq!(text(vec![], vec![]), "no EgressFirewall");
+    let broken = || vec![object("ns9/default", false, "x")];
+    assert_eq!(text(vec![], broken()), "1 EgressFirewall: 1 not usable");
+    let two = vec![firewall("a", None), firewall("b", Some("caveat"))];
+    assert_eq!(
+        text(two, broken()),
+        "3 EgressFirewalls: 2 in force, 1 not usable"
+    );
+    let waiting = vec![firewall("a", Some("waiting")), firewall("dry", None)];
+    assert_eq!(
+        text(waiting, vec![]),
+        "2 EgressFirewalls: 1 waiting for OVN, 1 dry run"
+    );
+}
+
 #[test]
 fn the_status_names_what_is_not_as_it_should_be() {
     let failed = PortView {
@@ -64,6 +113,24 @@ fn the_status_names_what_is_not_as_it_should_be() {
     let status = Status {
         version: "1.2.3".into(),
         up_s: 90_061,
+        object_problems: vec![
+            object(
+                "ns2/default",
+                false,
+                "spec.egress is not a list; write a list of rules",
+            ),
+            object(
+                "ns1/default",
+                true,
+                "rule 1: type is missing; write Allow or Deny",
+            ),
+            object(
+                "ns3/default",
+                true,
+                "the annotation dnsflow.io/dry-run is \"yes\"",
+            ),
+        ],
+        object_problems_left_out: 2,
         node: NodeView {
             is_ready: false,
             large_tables: vec!["table T of D is left out".into()],
@@ -80,11 +147,18 @@ fn the_status_names_what_is_not_as_it_should_be() {
                 namespace: "ns1".into(),
                 rules: 2,
                 rules_by_name: 1,
-                problems: vec![ProblemView {
-                    rule: 0,
-                    severity: "waiting".into(),
-                    text: "waiting for OVN".into(),
-                }],
+                problems: vec![
+                    ProblemView {
+                        rule: 0,
+                        severity: "waiting".into(),
+                        text: "waiting for OVN".into(),
+                    },
+                    ProblemView {
+                        rule: 1,
+                        severity: "not_in_force".into(),
+                        text: "ns1/default: rule 1: type is missing; write Allow or Deny".into(),
+                    },
+                ],
             }],
             addresses: 1,
             flows: 2,
@@ -99,14 +173,22 @@ switch     connected, not compared yet
 sources    not read yet: EgressFirewalls; table T of D is left out
 resolvers  10.96.0.10:53
 ports      1 of 2 attached
-firewalls  1, 1 with something to know
+firewalls  2 EgressFirewalls: 1 with rules not in force, 1 not usable
 cache      1 addresses, 2 flows
 
 POD        INTERFACE   STATE
 ns1/pod1   veth1       not attached: no such device
 ns1/pod1   veth1       too many addresses
 
+ns2/default is not usable: spec.egress is not a list; write a list of rules
+
+ns3/default: the annotation dnsflow.io/dry-run is \"yes\"
+
+2 further objects are not usable as written: see the log
+
 namespace ns1, rule 0 (waiting): waiting for OVN
+
+namespace ns1, rule 1 (not_in_force): ns1/default: rule 1: type is missing; write Allow or Deny
 "
     );
 }

@@ -47,7 +47,7 @@ pub use explain::{
 };
 
 /// A node.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct NodeView {
     /// Whether everything was read once, and the switch was compared.
     pub is_ready: bool,
