@@ -48,7 +48,7 @@ use dnsflow_core::{
     values::name::{DnsName, DomainName},
 };
 use dnsflow_ovsdb::Remotes;
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, TryStreamExt as _, stream};
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -138,7 +138,12 @@ pub struct Filter {
     pub address: Option<IpAddr>,
 }
 
-type Body = UnsyncBoxBody<Bytes, Infallible>;
+/// The hot thread has not answered a question: what was said until then is not whole.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("the hot thread does not answer")]
+struct Unanswered;
+
+type Body = UnsyncBoxBody<Bytes, Unanswered>;
 
 impl Server {
     /// A server that asks `inquiries`, and has the hot thread record names by `inputs`.
@@ -355,12 +360,14 @@ impl Server {
             ports: ports.into(),
             addresses: VecDeque::new(),
         };
-        let parts = stream::unfold(listing, |mut listing| async move {
+        let parts = stream::try_unfold(listing, |mut listing| async move {
             let entries = listing.next().await?;
-            let lines: Vec<Bytes> = entries.iter().map(line).collect();
-            Some((stream::iter(lines), listing))
+            Ok(entries.map(|entries| {
+                let lines: Vec<Bytes> = entries.iter().map(line).collect();
+                (stream::iter(lines.into_iter().map(Ok)), listing)
+            }))
         });
-        Ok(lines(parts.flatten()))
+        Ok(lines(parts.try_flatten()))
     }
 }
 
@@ -460,10 +467,12 @@ struct Listing {
 }
 
 impl Listing {
-    /// Some entries; `None` at the end, and where the hot thread does not answer.
-    async fn next(&mut self) -> Option<Vec<EntryView>> {
+    /// Some entries; `None` at the end.
+    async fn next(&mut self) -> Result<Option<Vec<EntryView>>, Unanswered> {
         loop {
-            let port = self.ports.front()?.clone();
+            let Some(port) = self.ports.front().cloned() else {
+                return Ok(None);
+            };
             if self.addresses.is_empty() {
                 self.addresses = match self.filter.address {
                     Some(address) => [address].into(),
@@ -472,7 +481,8 @@ impl Listing {
                         let asked = move |engine: &dnsflow_core::engine::Engine, _| {
                             engine.view().addresses(&port)
                         };
-                        self.server.inquiries.ask(asked).await?.into()
+                        let addresses = self.server.inquiries.ask(asked).await;
+                        addresses.ok_or(Unanswered)?.into()
                     }
                 };
             }
@@ -488,10 +498,10 @@ impl Listing {
                 .server
                 .inquiries
                 .ask(move |engine, now| engine.view().entries(&port, &part, now));
-            let mut entries = asked.await?;
+            let mut entries = asked.await.ok_or(Unanswered)?;
             entries.retain(|entry| self.filter.wants(entry));
             if !entries.is_empty() {
-                return Some(entries);
+                return Ok(Some(entries));
             }
         }
     }
@@ -634,16 +644,17 @@ fn refuse(status: StatusCode, text: impl Into<String>) -> Response<Body> {
 }
 
 fn whole(status: StatusCode, kind: &'static str, bytes: impl Into<Bytes>) -> Response<Body> {
-    let mut response = Response::new(Full::new(bytes.into()).boxed_unsync());
+    let body = Full::new(bytes.into()).map_err(|never| match never {});
+    let mut response = Response::new(body.boxed_unsync());
     *response.status_mut() = status;
     let kind = HeaderValue::from_static(kind);
     response.headers_mut().insert(CONTENT_TYPE, kind);
     response
 }
 
-/// One JSON object a line, as they come.
-fn lines(lines: impl Stream<Item = Bytes> + Send + 'static) -> Response<Body> {
-    let frames = lines.map(|line| Ok::<_, Infallible>(Frame::data(line)));
+/// One JSON object a line, as they come. An error breaks off the answer, which the client notices.
+fn lines(lines: impl Stream<Item = Result<Bytes, Unanswered>> + Send + 'static) -> Response<Body> {
+    let frames = lines.map_ok(Frame::data);
     let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
     let kind = HeaderValue::from_static("application/x-ndjson");
     response.headers_mut().insert(CONTENT_TYPE, kind);

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use dnsflow_core::ask::view::{EntryView, Explanation, Target, Verdict};
 use serde::Serialize;
-use tokio::runtime;
+use tokio::{runtime, time::sleep};
 
 use crate::{
     Levels, Status,
@@ -31,6 +31,9 @@ use crate::{
     trial::{Change, Trialled},
     unused::{self, Evidence, FirewallUse},
 };
+
+/// The wait for the end of a recording behind its time.
+const LEARN_MARGIN: Duration = Duration::from_secs(15);
 
 /// `dnsflow status`.
 pub fn status(options: &ControlOptions, output: &mut impl Write) -> anyhow::Result<()> {
@@ -80,7 +83,9 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> anyhow::Result<
     };
     let heard = block_on(async {
         tokio::select! {
-            heard = client::lines(path, "/v1/learn", &parameters, take) => heard,
+            heard = client::follow(path, "/v1/learn", &parameters, take) => heard,
+            // The agent ends the recording, unless it is stuck.
+            () = sleep(*time + LEARN_MARGIN) => Ok(()),
             _ = tokio::signal::ctrl_c() => Ok(()),
         }
     });
@@ -90,7 +95,11 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> anyhow::Result<
         heard => heard?,
     }
     if !is_whole {
-        learned.time = Duration::from_secs(started.elapsed().as_secs());
+        let heard = Duration::from_secs(started.elapsed().as_secs());
+        if heard > *time {
+            eprintln!("the agent has not ended the recording: it may have missed names");
+        }
+        learned.time = heard.min(*time);
     }
     learned.write(options, output).context(UNWRITTEN)?;
     Ok(if is_whole {
@@ -254,8 +263,11 @@ pub fn observe(options: &ObserveOptions, output: &mut impl Write) -> anyhow::Res
         OutputFormat::Json => write_json_line(&event, output),
         OutputFormat::Yaml => write_yaml(&event, output),
     };
-    let asked = client::lines(&control.socket.path, "/v1/events", &parameters, each);
-    block_on(asked)
+    let socket = &control.socket.path;
+    match follow {
+        true => block_on(client::follow(socket, "/v1/events", &parameters, each)),
+        false => block_on(client::lines(socket, "/v1/events", &parameters, each)),
+    }
 }
 
 /// `dnsflow explain`: the verdict over all ports of the pod.

@@ -163,7 +163,7 @@ pub fn run(output: &mut impl io::Write) -> anyhow::Result<Exit> {
                 let heard = kubectl.follow(agents, &lines, move |status| {
                     status.node.ports.iter().any(&is_there)
                 });
-                let printed = follow::learn(heard, &options, output).await;
+                let printed = follow::learn(heard, &options, patience, output).await;
                 printed.context(UNWRITTEN)?.with_context(|| {
                     let namespace = &options.namespace;
                     format!("no pod of {namespace} has an interface on the nodes that have answered")

@@ -58,7 +58,7 @@ impl Server {
             let lines: Vec<Bytes> = events.iter().map(line).collect();
             Some((stream::iter(lines), reading))
         });
-        Ok(lines(stream::iter(last).chain(parts.flatten())))
+        Ok(lines(stream::iter(last).chain(parts.flatten()).map(Ok)))
     }
 }
 

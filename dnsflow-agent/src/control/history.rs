@@ -37,7 +37,7 @@ impl Server {
             let lines: Vec<Bytes> = listing.next()?.iter().map(line).collect();
             Some((stream::iter(lines), listing))
         });
-        Ok(lines(parts.flatten()))
+        Ok(lines(parts.flatten().map(Ok)))
     }
 
     pub(super) async fn firewall(

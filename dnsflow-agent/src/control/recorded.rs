@@ -56,7 +56,7 @@ impl Server {
             let lines: Vec<Bytes> = lines.iter().map(line).collect();
             Some((stream::iter(lines), recording))
         });
-        Ok(lines(parts.flatten()))
+        Ok(lines(parts.flatten().map(Ok)))
     }
 }
 

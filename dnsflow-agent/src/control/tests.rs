@@ -32,6 +32,27 @@ use crate::{
     metrics::{Observed, Packets},
 };
 
+/// A server that asks `inquiries`.
+fn server(
+    inquiries: &Inquiries,
+    inputs: mpsc::Sender<Input>,
+    journal: &Arc<Journal>,
+    slow: Slow,
+) -> Server {
+    let log = Log::writing_nowhere();
+    let metrics = Metrics::new(
+        inquiries.clone(),
+        Box::new(Packets::default),
+        Arc::clone(journal),
+        log.lost_lines(),
+        Observed::default(),
+        DenialCounts::default(),
+        Arc::default(),
+    );
+    let (inquiries, journal) = (inquiries.clone(), Arc::clone(journal));
+    Server::new(inquiries, inputs, journal, metrics.into(), slow, log.view())
+}
+
 /// A server at a socket of its own, with an engine that nothing has happened to.
 struct Running {
     directory: PathBuf,
@@ -48,32 +69,16 @@ impl Running {
         let journal = Arc::<Journal>::default();
         let directory = std::env::temp_dir().join(format!("dnsflow-{name}-{}", std::process::id()));
         let socket = directory.join("dnsflow.sock");
-        let log = Log::writing_nowhere();
-        let metrics = Metrics::new(
-            inquiries.clone(),
-            Box::new(Packets::default),
-            Arc::clone(&journal),
-            log.lost_lines(),
-            Observed::default(),
-            DenialCounts::default(),
-            Arc::default(),
-        );
         let (inputs, given) = mpsc::channel(16);
         let connections = Connections::new();
         let objects = Objects::default();
-        let server = Server::new(
-            inquiries.clone(),
-            inputs,
-            Arc::clone(&journal),
-            metrics.into(),
-            Slow {
-                connections: connections.clone(),
-                heard: Heard::new(Attempts::new(Ports::DNS)),
-                northbound: None,
-                objects: objects.clone(),
-            },
-            log.view(),
-        );
+        let slow = Slow {
+            connections: connections.clone(),
+            heard: Heard::new(Attempts::new(Ports::DNS)),
+            northbound: None,
+            objects: objects.clone(),
+        };
+        let server = server(&inquiries, inputs, &journal, slow);
         let tasks = vec![
             tokio::spawn(hot_thread(asked, given)),
             tokio::spawn(server.serve(socket.clone())),
@@ -179,6 +184,28 @@ async fn the_status_has_objects_that_are_not_usable() {
         reasons,
     };
     assert_eq!(status.expect("an answer").object_problems, [problem]);
+}
+
+#[tokio::test]
+async fn a_list_that_the_hot_thread_does_not_complete_breaks_off() {
+    let (inquiries, asked) = inquiries::channel();
+    drop(asked);
+    let slow = Slow {
+        connections: Connections::new(),
+        heard: Heard::new(Attempts::new(Ports::DNS)),
+        northbound: None,
+        objects: Objects::default(),
+    };
+    let server = server(&inquiries, mpsc::channel(1).0, &Arc::default(), slow);
+    let mut listing = Listing {
+        server: Arc::new(server),
+        filter: Filter::default(),
+        ports: ["ns1_pod1".to_owned()].into(),
+        addresses: VecDeque::new(),
+    };
+    assert_eq!(listing.next().await, Err(Unanswered));
+    let parts = stream::iter([Ok(Bytes::from("{}\n")), Err(Unanswered)]);
+    assert!(lines(parts).into_body().collect().await.is_err());
 }
 
 #[tokio::test]

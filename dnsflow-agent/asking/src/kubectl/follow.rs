@@ -1,13 +1,14 @@
 //! What agents say as it happens: their lines come as one stream.
 
 use std::{
+    collections::BTreeSet,
     io::{self, Write},
     time::{Duration, Instant},
 };
 
 use serde::Deserialize as _;
 use serde_json::Value;
-use tokio::{signal::ctrl_c, sync::mpsc};
+use tokio::{signal::ctrl_c, sync::mpsc, time::sleep};
 
 use super::{agents::Heard, merge::with_node};
 use crate::{
@@ -58,10 +59,12 @@ fn event(
 }
 
 /// Takes in what pods of a namespace ask for on all nodes, until the time is over or somebody interrupts, and
-/// prints what one agent would print. `None` where no node has pods of the namespace.
+/// prints what one agent would print. `None` where no node has pods of the namespace. A node that goes on for longer
+/// than `patience` behind the time is named and not waited for.
 pub(super) async fn learn(
     mut heard: mpsc::Receiver<(String, Heard)>,
     options: &LearnOptions,
+    patience: Duration,
     output: &mut impl Write,
 ) -> io::Result<Option<Exit>> {
     let mut learned = Learned {
@@ -71,9 +74,20 @@ pub(super) async fn learn(
     };
     let started = Instant::now();
     let (mut began, mut whole, mut is_cut) = (0, 0, false);
+    let mut open = BTreeSet::new();
+    // A node is asked for its status before it records.
+    let end = sleep(patience + options.time + patience);
+    tokio::pin!(end);
     loop {
         let next = tokio::select! {
             next = heard.recv() => next,
+            () = &mut end => {
+                for node in &open {
+                    eprintln!("node {node}: its recording has no end");
+                }
+                is_cut = true;
+                None
+            }
             _ = ctrl_c() => {
                 learned.time = Duration::from_secs(started.elapsed().as_secs());
                 is_cut = true;
@@ -87,6 +101,7 @@ pub(super) async fn learn(
             Heard::Began(status) => {
                 learned.meet(&status);
                 began += 1;
+                open.insert(node);
             }
             Heard::Line(value) => match Line::deserialize(value) {
                 Ok(line) => {
@@ -98,10 +113,12 @@ pub(super) async fn learn(
                     is_cut = true;
                 }
             },
-            Heard::End(Ok(())) => {}
-            Heard::End(Err(reason)) => {
-                eprintln!("node {node}: {reason}");
-                is_cut = true;
+            Heard::End(end) => {
+                open.remove(&node);
+                if let Err(reason) = end {
+                    eprintln!("node {node}: {reason}");
+                    is_cut = true;
+                }
             }
         }
     }
