@@ -55,7 +55,7 @@ pub enum AgentError {
     /// The agent has begun with flows because Open vSwitch did not answer.
     #[error(
         "Open vSwitch answers now, and packets can be marked: this agent began with flows, and ends so that the next \
-         one takes marks (--verdict=auto)"
+         one takes marks (--open-by=auto)"
     )]
     MarksArePossible,
     /// A task that should run for ever has ended.

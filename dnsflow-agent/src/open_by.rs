@@ -1,4 +1,4 @@
-//! `--verdict`: whether addresses are opened on this node by marks, or by flows of their own.
+//! `--open-by`: whether addresses are opened on this node by marks, or by flows of their own.
 //!
 //! A mark works if two things hold. Packets of pods pass TC ingress, where the mark is set. The switch sees the
 //! mark. Both hold in the kernel's datapath, and for each interface: an answer counts only if the program on the
@@ -16,7 +16,7 @@ use crate::{
     vswitch_db, vswitchd,
 };
 
-/// How long an agent with `--verdict=kernel` waits for Open vSwitch.
+/// How long an agent with `--open-by=marks` waits for Open vSwitch.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two questions.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -43,9 +43,9 @@ pub enum Obstacle {
     NotPinned,
 }
 
-/// Why the agent cannot do what `--verdict=kernel` says.
+/// Why the agent cannot do what `--open-by=marks` says.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("--verdict=kernel: {0}; take --verdict=auto or flows")]
+#[error("--open-by=marks: {0}; take --open-by=auto or flows")]
 pub struct OpenByError(pub Obstacle);
 
 /// Open vSwitch does not say what is to be known.
@@ -83,7 +83,7 @@ impl OpenedBy {
 /// An [`OpenedBy`], and why it was chosen.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Decision {
-    /// `--verdict=flows`.
+    /// `--open-by=flows`.
     FlowsAsked,
     /// Flows, since marks have this obstacle.
     Flows(Obstacle),
@@ -91,24 +91,24 @@ pub enum Decision {
     FlowsForNow(String),
     /// Marks in these bits.
     Marks(NonZeroU32),
-    /// The same because of `--verdict=kernel` alone: Open vSwitch gives no answer, and why.
+    /// The same because of `--open-by=marks` alone: Open vSwitch gives no answer, and why.
     MarksUnasked(NonZeroU32, String),
 }
 
 impl Decision {
-    /// Chooses for these options. If Open vSwitch does not answer, `--verdict=kernel` is taken at its word after this
+    /// Chooses for these options. If Open vSwitch does not answer, `--open-by=marks` is taken at its word after this
     /// time, and `auto` takes flows at once: [`OpenVswitch::takes_marks`] says when it can do better.
     ///
     /// # Errors
     ///
-    /// With `--verdict=kernel`, if packets cannot be marked.
+    /// With `--open-by=marks`, if packets cannot be marked.
     pub async fn of(options: &AgentOptions, patience: Duration) -> Result<Self, OpenByError> {
         let mask = options.mark_mask;
         let switch = OpenVswitch::of(options);
-        if options.open_by == OpenBy::Flows {
+        if options.open_by() == OpenBy::Flows {
             return Ok(Self::FlowsAsked);
         }
-        if options.open_by == OpenBy::Kernel {
+        if options.open_by() == OpenBy::Marks {
             return match switch.obstacle_within(patience).await {
                 Ok(Some(obstacle @ Obstacle::NotInKernel)) => Err(OpenByError(obstacle)),
                 Ok(_) => Ok(Self::Marks(mask)),
@@ -156,7 +156,7 @@ pub async fn choose(options: &AgentOptions) -> Result<OpenedBy, OpenByError> {
         Decision::MarksUnasked(_, error) => {
             warn!(
                 error,
-                "--verdict=kernel: it is not known whether packets can be marked"
+                "--open-by=marks: it is not known whether packets can be marked"
             );
         }
     }

@@ -62,7 +62,7 @@ pub(crate) fn run(lab: &Lab, options: &Options, say: &dyn Fn(&str)) -> Result<Re
             (Differs::Everywhere, Datapath::Netdev) => options.marks,
             (_, Datapath::System) => true,
         };
-        let by_marks = by_marks.then_some((row, OpenBy::Kernel));
+        let by_marks = by_marks.then_some((row, OpenBy::Marks));
         [(row, OpenBy::Flows)].into_iter().chain(by_marks)
     };
     let rows: Vec<_> = rows.into_iter().flat_map(ways).collect();

@@ -108,12 +108,12 @@ impl Report {
     }
 
     /// Takes over what a row has to say of an agent that opens addresses in this way. Fields of
-    /// [`OpenBy::Kernel`] are in the object `marks`.
+    /// [`OpenBy::Marks`] are in the object `marks`.
     pub(crate) fn add(&mut self, measured: Measured, open_by: OpenBy) {
         for (path, value) in measured.fields {
             let path = match open_by {
                 OpenBy::Flows => path.to_owned(),
-                OpenBy::Kernel => format!("marks.{path}"),
+                OpenBy::Marks => format!("marks.{path}"),
             };
             let mut object = &mut self.fields;
             let mut parts = path.split('.').peekable();
@@ -157,7 +157,7 @@ impl Report {
             };
             let column = match open_by {
                 OpenBy::Flows => 0,
-                OpenBy::Kernel => 1,
+                OpenBy::Marks => 1,
             };
             match rows.iter_mut().find(|(figure, ..)| *figure == line.figure) {
                 Some((.., values)) => values[column] = value,

@@ -53,13 +53,13 @@ pub(crate) enum Mode {
     Observe,
 }
 
-/// `--verdict` of the agent.
+/// `--open-by` of the agent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum OpenBy {
     /// A flow opens an address.
     Flows,
     /// A mark opens an address.
-    Kernel,
+    Marks,
 }
 
 impl OpenBy {
@@ -67,7 +67,7 @@ impl OpenBy {
     pub(crate) fn told(self) -> &'static str {
         match self {
             Self::Flows => "",
-            Self::Kernel => ", by marks",
+            Self::Marks => ", by marks",
         }
     }
 }
@@ -254,7 +254,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// The switch's socket in a place where nobody says which datapath it has: `--verdict=kernel` is taken at its word.
+    /// The switch's socket in a place where nobody says which datapath it has: `--open-by=marks` is taken at its word.
     fn silent_switch(&self) -> Result<PathBuf> {
         let dir = self.lab.base().join("silent");
         let socket = dir.join("br-int.mgmt");
@@ -271,15 +271,15 @@ impl<'a> Stage<'a> {
             Mode::Observe => "--hold=false",
         };
         let mut command = match (open_by, self.lab.datapath()) {
-            (OpenBy::Kernel, Datapath::Netdev) => self
+            (OpenBy::Marks, Datapath::Netdev) => self
                 .lab
                 .agent_command_at(&agent::binary()?, &self.silent_switch()?)?,
             _ => self.lab.agent_command(&agent::binary()?)?,
         };
         command.env("RUST_LOG", log);
         let open_by = match open_by {
-            OpenBy::Flows => "--verdict=flows",
-            OpenBy::Kernel => "--verdict=kernel",
+            OpenBy::Flows => "--open-by=flows",
+            OpenBy::Marks => "--open-by=marks",
         };
         command.args([mode, open_by]).args(arguments);
         let agent = self.lab.spawn_agent_command(command)?.wait_ready()?;
@@ -314,7 +314,7 @@ impl<'a> Stage<'a> {
         match self.open_by {
             OpenBy::Flows => of_warm_up / WARM_UP as usize,
             // A mark's flows are there once for all addresses.
-            OpenBy::Kernel => 0,
+            OpenBy::Marks => 0,
         }
     }
 
@@ -413,7 +413,7 @@ const OFCTL_COOKIE: &str = "0xbe9c";
 /// Learns from the agent which flow lets packets out.
 fn template(lab: &Lab) -> Result<FlowTemplate> {
     let address = wire::address(0);
-    let agent = lab.start_agent(&["--verdict=flows"])?;
+    let agent = lab.start_agent(&["--open-by=flows"])?;
     Asker::new(lab, RULED)?.ask(&matching(0))?;
     let to = format!("nw_dst={address}");
     let texts = lab.wait_flows("the flow of an answer", |flows| {

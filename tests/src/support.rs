@@ -28,12 +28,12 @@ pub const NOT_RUN_VARIABLE: &str = "DNSFLOW_NOT_RUN";
 /// `system`, the kernel's openvswitch module.
 pub const DATAPATH_VARIABLE: &str = "DNSFLOW_LAB_DATAPATH";
 
-/// The environment variable of the agents' option `--verdict`.
-pub const OPEN_BY_VARIABLE: &str = "DNSFLOW_VERDICT";
+/// The environment variable of the agents' option `--open-by`.
+pub const OPEN_BY_VARIABLE: &str = "DNSFLOW_OPEN_BY";
 
 /// Whether the agents open addresses by marks.
 pub fn is_by_marks() -> bool {
-    std::env::var_os(OPEN_BY_VARIABLE).is_some_and(|value| value == "kernel")
+    std::env::var_os(OPEN_BY_VARIABLE).is_some_and(|value| value == "marks")
 }
 
 /// Whether QEMU emulates this machine's processors. Such a machine is some ten times slower than its host.

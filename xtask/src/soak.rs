@@ -43,8 +43,14 @@ pub(crate) struct SoakCommand {
     #[arg(long, value_name = "KERNEL", value_enum)]
     vm: Option<Kernel>,
     /// With --vm: how the agents open addresses, as their option of the same name
-    #[arg(long, value_enum, requires = "vm", default_value = "kernel")]
-    verdict: OpenBy,
+    #[arg(
+        long,
+        alias = "verdict",
+        value_enum,
+        requires = "vm",
+        default_value = "marks"
+    )]
+    open_by: OpenBy,
 }
 
 /// Builds the program and lets it run.
@@ -55,7 +61,7 @@ pub(crate) fn run(command: SoakCommand) -> Result<()> {
         seed,
         ovn,
         vm,
-        verdict,
+        open_by,
     } = command;
     let say = |text: &str| eprintln!("{text}");
     prepare::ovn(ovn, &say)?;
@@ -72,7 +78,7 @@ pub(crate) fn run(command: SoakCommand) -> Result<()> {
     let seed = seed.map(|seed| (SEED_VARIABLE, seed.to_string()));
     if let Some(kernel) = vm {
         let time = Duration::from_secs(60 * minutes) + MARGIN;
-        let environment = seed.into_iter().chain([verdict.environment()]);
+        let environment = seed.into_iter().chain([open_by.environment()]);
         let environment = environment.collect();
         return run_in_vm(kernel, program, arguments, environment, time);
     }

@@ -43,8 +43,8 @@ pub(crate) struct TestCommand {
     #[arg(long, requires = "vm")]
     short: bool,
     /// With --vm: how the agents open addresses, as their option of the same name
-    #[arg(long, value_enum, requires = "vm")]
-    verdict: Option<OpenBy>,
+    #[arg(long, alias = "verdict", value_enum, requires = "vm")]
+    open_by: Option<OpenBy>,
     /// Fail when a test could not run, too, unless it is left to another machine
     #[arg(long)]
     all_must_run: bool,
@@ -160,8 +160,8 @@ fn prepare(command: &TestCommand) -> Result<Prepared> {
     arguments.extend(command.vm.map(|kernel| format!("--vm {}", kernel.name())));
     arguments.extend(
         command
-            .verdict
-            .map(|verdict| format!("--verdict {}", verdict.environment().1)),
+            .open_by
+            .map(|open_by| format!("--open-by {}", open_by.environment().1)),
     );
     arguments.extend(command.short.then(|| "--short".to_owned()));
     arguments.extend(command.filters.iter().cloned());

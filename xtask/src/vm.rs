@@ -81,7 +81,8 @@ pub(crate) enum OpenBy {
     /// A flow for each address
     Flows,
     /// A mark for each address, and flows that match the marks
-    Kernel,
+    #[value(alias = "kernel")]
+    Marks,
 }
 
 impl OpenBy {
@@ -89,7 +90,7 @@ impl OpenBy {
     pub(crate) fn environment(self) -> (&'static str, String) {
         let value = match self {
             Self::Flows => "flows",
-            Self::Kernel => "kernel",
+            Self::Marks => "marks",
         };
         (OPEN_BY_VARIABLE, value.to_owned())
     }

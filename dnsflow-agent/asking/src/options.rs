@@ -339,17 +339,21 @@ pub struct AgentOptions {
     #[arg(long, env = "DNSFLOW_DRY_RUN")]
     pub dry_run: bool,
 
-    /// How an address is opened: by flows of its own, by a mark on packets to it, or as is possible
-    #[arg(
-        long = "verdict",
-        value_enum,
-        value_name = "VERDICT",
-        env = "DNSFLOW_VERDICT",
-        default_value = "auto"
-    )]
-    pub open_by: OpenBy,
+    /// Open addresses by flows of their own, by marks on packets, or as is possible [default: auto]
+    #[arg(long, value_enum, value_name = "WAY", env = "DNSFLOW_OPEN_BY")]
+    pub open_by: Option<OpenBy>,
 
-    /// The bits of the mark of packets that say their verdict; nobody else on the node may use them
+    /// The former name of --open-by
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WAY",
+        env = "DNSFLOW_VERDICT",
+        hide = true
+    )]
+    pub verdict: Option<OpenBy>,
+
+    /// The bits of the packet mark that dnsflow uses; nobody else on the node may use them
     #[arg(
         long,
         value_name = "MASK",
@@ -397,6 +401,11 @@ impl AgentOptions {
 }
 
 impl AgentOptions {
+    /// How an address is opened.
+    pub fn open_by(&self) -> OpenBy {
+        self.open_by.or(self.verdict).unwrap_or(OpenBy::Auto)
+    }
+
     /// How long an answer may wait for its flows; `None` where none does. In a dry run, there are none.
     pub fn held_for(&self) -> Option<Duration> {
         (self.hold && !self.dry_run).then_some(self.hold_max)
@@ -411,7 +420,8 @@ pub enum OpenBy {
     /// By flows of its own, on every datapath.
     Flows,
     /// By a mark, on the kernel's datapath.
-    Kernel,
+    #[value(alias = "kernel")]
+    Marks,
 }
 
 /// Reads a mask whose bits are set without a gap, in the form of `iptables -m mark`.

@@ -120,7 +120,7 @@ pub(super) fn tell(report: &Report) {
         }
         Report::MarksEndNowhere => warn!(
             "OVN has no stage ls_out_check_port_sec, in which marks end: a packet that another rule lets pass keeps \
-             its mark on this node; --verdict=flows sets none"
+             its mark on this node; --open-by=flows sets none"
         ),
         Report::ForeignFlow {
             table,

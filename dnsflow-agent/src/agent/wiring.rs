@@ -140,7 +140,7 @@ impl Settings {
         };
         if engine.mark_mask.is_some() && options.pin_dir.is_none() {
             warn!(
-                "--verdict=kernel without --pin-dir: when the agent ends, its programs go, and with them the access to \
+                "--open-by=marks without --pin-dir: when the agent ends, its programs go, and with them the access to \
                  all addresses until the pods ask again; give --pin-dir to keep it for --keep-flows"
             );
         }

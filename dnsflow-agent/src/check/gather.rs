@@ -40,6 +40,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         openflow_socket,
         // They have been asked for the choice.
         open_by: _,
+        verdict: _,
         mark_mask: _,
         pin_dir: _,
         // Options for what the agent does later are not checked.

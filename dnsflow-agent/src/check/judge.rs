@@ -250,13 +250,13 @@ fn switch(openflow: &Result<(), String>) -> Finding {
 }
 
 fn way(open_by: &Result<Decision, OpenByError>) -> Finding {
-    const CHECK: &str = "verdict";
+    const CHECK: &str = "open-by";
     let by_flows = "addresses are opened by flows of their own";
     let by_marks =
         |mask: NonZeroU32| format!("addresses are opened by marks in the bits {mask:#x}");
     let remedy = "start Open vSwitch and check again";
     match open_by {
-        Ok(Decision::FlowsAsked) => Finding::ok(CHECK, format!("{by_flows} (--verdict=flows)")),
+        Ok(Decision::FlowsAsked) => Finding::ok(CHECK, format!("{by_flows} (--open-by=flows)")),
         Ok(Decision::Flows(obstacle)) => Finding::ok(CHECK, format!("{by_flows}: {obstacle}")),
         Ok(Decision::FlowsForNow(reason)) => Finding::warning(
             CHECK,
@@ -274,8 +274,8 @@ fn way(open_by: &Result<Decision, OpenByError>) -> Finding {
         ),
         Err(OpenByError(obstacle)) => Finding::failed(
             CHECK,
-            format!("--verdict=kernel: {obstacle}"),
-            "take --verdict=auto or flows",
+            format!("--open-by=marks: {obstacle}"),
+            "take --open-by=auto or flows",
         ),
     }
 }

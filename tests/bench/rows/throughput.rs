@@ -137,7 +137,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         ensure!(agent.terminate()?.success(), "the agent has failed");
         if stage.lab.datapath() == Datapath::System {
             let flows = of_open_address(stage, OpenBy::Flows)?;
-            by_marks.push(of_open_address(stage, OpenBy::Kernel)? / flows * 100.0);
+            by_marks.push(of_open_address(stage, OpenBy::Marks)? / flows * 100.0);
         }
     }
     let by_marks = Distribution::of(by_marks).map(|found| found.latency());

@@ -84,7 +84,7 @@ fn a_node_of_the_lab_is_in_order_and_stays_as_it_was() {
         "attach",
         "interfaces",
         "openflow",
-        "verdict",
+        "open-by",
         "acl-template",
         "manifests",
     ] {

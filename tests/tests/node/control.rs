@@ -315,7 +315,7 @@ fn kubectl_asks_all_nodes_and_names_those_that_do_not_answer() {
     let lab = lab!("control-kubectl", agent);
     firewall(&lab, &[RuleSpec::allow_name("example.com")]);
     // What is printed shows flows to addresses.
-    let agent = lab.start_agent(&["--verdict=flows"]);
+    let agent = lab.start_agent(&["--open-by=flows"]);
     let _agent = agent.expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
     pod.resolve("example.com").expect("the name is known");

@@ -113,7 +113,7 @@ fn first_packets_get_through_by_verdict() {
             );
             return;
         }
-        get_through(&lab, &["--verdict", "kernel"]);
+        get_through(&lab, &["--open-by", "marks"]);
         let flows = lab.dnsflow_flows_as_they_are().expect("the dump runs");
         assert!(
             flows.iter().all(|flow| !flow.contains("nw_dst=198")),

@@ -23,7 +23,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 /// Long enough for something to happen meanwhile.
 const HOLD_MAX: Duration = Duration::from_millis(900);
 /// So answers wait for the switch, no longer than this. An address whose verdict is in force would wait for nothing.
-const HOLDING: [&str; 3] = ["--hold-max", "900ms", "--verdict=flows"];
+const HOLDING: [&str; 3] = ["--hold-max", "900ms", "--open-by=flows"];
 
 fn web(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(203, 0, 113, last)

@@ -255,7 +255,7 @@ fn a_mark_ends_behind_the_rules_whoever_decides() {
         lab.pins().expect("a BPF file system").display()
     );
     let _agent = lab
-        .start_agent(&["--verdict=kernel", &pins])
+        .start_agent(&["--open-by=marks", &pins])
         .expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
     let told = pod.resolve("www.example.com").expect("it is known");

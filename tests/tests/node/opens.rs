@@ -76,7 +76,7 @@ fn names_below_a_rule_open_without_an_agent() {
     let pins = lab.pins().expect("a BPF file system");
     let pins = format!("--pin-dir={}", pins.display());
     let start = || {
-        lab.start_agent(&["--verdict=kernel", &pins])
+        lab.start_agent(&["--open-by=marks", &pins])
             .expect("the agent is ready")
     };
     let pod = lab.pod(POD);

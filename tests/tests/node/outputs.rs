@@ -110,7 +110,7 @@ fn answers_are_printed_as_reviewed() {
         "--min-ttl=1s",
         "--idle-grace=1s",
         // What is printed shows flows to addresses.
-        "--verdict=flows",
+        "--open-by=flows",
     ];
     let _agent = lab.start_agent(&options).expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
@@ -202,7 +202,7 @@ fn answers_are_printed_as_reviewed() {
     );
 
     let mut check = with_options(&lab, "check", &[]);
-    let output = check.arg("--verdict=flows").output().expect("it runs");
+    let output = check.arg("--open-by=flows").output().expect("it runs");
     let text = String::from_utf8(output.stdout).expect("text");
     let text = text.replace(&lab.base().display().to_string(), "<lab>");
     all.add("check", "dnsflow check", &text, output.status.code());

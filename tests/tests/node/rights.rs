@@ -202,7 +202,7 @@ fn privileged_it_gives_up_the_rest_by_itself() {
     prepare(&lab).expect("it is prepared");
     // As in a cluster: then the agent also asks Open vSwitch which way it can take, before it gives anything up.
     let pins = lab.pins().expect("a BPF file system");
-    let agent = lab.start_agent(&[&format!("--pin-dir={}", pins.display()), "--verdict=auto"]);
+    let agent = lab.start_agent(&[&format!("--pin-dir={}", pins.display()), "--open-by=auto"]);
     let agent = agent.expect("the agent is ready");
     let threads = of_threads(&agent).expect("they are there");
     for thread in &threads {

@@ -1,4 +1,4 @@
-//! `--verdict`: which way an agent takes, and what another way than the last agent's costs.
+//! `--open-by`: which way an agent takes, and what another way than the last agent's costs.
 
 use std::{
     collections::BTreeMap,
@@ -62,7 +62,7 @@ fn auto_takes_flows_until_open_vswitch_answers() {
     let lab = lab!("ways-auto", agent);
     set_up(&lab);
     let [pins, state] = directories(&lab);
-    let arguments = [pins.as_str(), state.as_str(), "--verdict=auto"];
+    let arguments = [pins.as_str(), state.as_str(), "--open-by=auto"];
     lab.stop_daemon(Daemon::Vswitchd, Stop::Terminate)
         .expect("it stops");
     let mut first = lab.spawn_agent(&arguments).expect("it starts");
@@ -228,14 +228,14 @@ fn an_open_address_stays_open_from_flows_to_marks() {
         }
         set_up(&lab);
         lab.serve_echo().expect("the server starts");
-        let flows = start(&lab, "--verdict=flows");
+        let flows = start(&lab, "--open-by=flows");
         let pod = lab.pod("ns1_pod1");
         assert_eq!(pod.resolve(NAME).expect("the name is known"), [ADDRESS]);
         wait_until("its flow", PATIENT, || Ok(has_flow(&lab))).expect("it comes");
         let mut agent = None;
         let Through { sent, lost, alone } = through(&lab, || {
             flows.terminate().expect("it ends");
-            agent = Some(start(&lab, "--verdict=kernel"));
+            agent = Some(start(&lab, "--open-by=marks"));
             wait_until("the flows to go", PATIENT, || Ok(!has_flow(&lab))).expect("they go");
         });
         println!(
@@ -255,7 +255,7 @@ fn an_open_address_stays_open_from_flows_to_marks() {
         let Through { sent, lost, .. } = through(&lab, || {
             let marks = agent.take().expect("one runs");
             marks.terminate().expect("it ends");
-            agent = Some(start(&lab, "--verdict=flows"));
+            agent = Some(start(&lab, "--open-by=flows"));
             wait_until("the flows to come", PATIENT, || Ok(has_flow(&lab))).expect("they come");
         });
         println!(

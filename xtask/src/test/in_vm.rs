@@ -69,7 +69,7 @@ pub(super) fn run(
 ) -> Result<()> {
     let TestCommand {
         short,
-        verdict,
+        open_by,
         filters,
         ..
     } = command;
@@ -89,9 +89,9 @@ pub(super) fn run(
         (NOT_RUN_VARIABLE, not_run.display().to_string()),
         (SEED_VARIABLE, seed.to_string()),
     ];
-    if let Some(verdict) = verdict {
-        let (variable, value) = verdict.environment();
-        again += &format!(" --verdict {value}");
+    if let Some(open_by) = open_by {
+        let (variable, value) = open_by.environment();
+        again += &format!(" --open-by {value}");
         shared.push((variable, value));
     }
     let mut jobs = Vec::new();

@@ -86,7 +86,8 @@ fn without_arguments_the_defaults_hold() {
             nat64_prefix: Vec::new(),
             allow_answers: Vec::new(),
             dry_run: false,
-            open_by: OpenBy::Auto,
+            open_by: None,
+            verdict: None,
             mark_mask: mask(0xffe0_0000),
             denied_events: false,
             listen: None,
@@ -130,7 +131,7 @@ fn every_option_is_taken() {
         "--nat64-prefix=2001:db8:64::/96",
         "--deny-answers=private,198.51.100.0/24",
         "--allow-answers=10.1.0.0/16",
-        "--verdict=kernel",
+        "--open-by=marks",
         "--mark-mask=0xf00000",
         "--control-socket=/c",
         "--log-format=json",
@@ -172,7 +173,8 @@ fn every_option_is_taken() {
             nat64_prefix: vec!["2001:db8:64::/96".parse().expect("a prefix")],
             allow_answers: vec![network("10.1.0.0/16")],
             dry_run: true,
-            open_by: OpenBy::Kernel,
+            open_by: Some(OpenBy::Marks),
+            verdict: None,
             mark_mask: mask(0x00f0_0000),
             denied_events: true,
             listen: Some("127.0.0.1:9473".parse().expect("an address")),
@@ -255,6 +257,29 @@ fn an_unknown_kind_of_event_is_refused_with_the_list() {
         "{error}"
     );
     assert!(!error.contains("events_missed"), "{error}");
+}
+
+#[test]
+fn the_former_name_of_open_by_is_taken_and_not_shown() {
+    let open_by = |arguments: &[&str]| parse(arguments).map(|options| options.open_by());
+    assert_eq!(open_by(&[]), Ok(OpenBy::Auto));
+    assert_eq!(open_by(&["--open-by=marks"]), Ok(OpenBy::Marks));
+    for (former, way) in [
+        ("kernel", OpenBy::Marks),
+        ("flows", OpenBy::Flows),
+        ("auto", OpenBy::Auto),
+    ] {
+        assert_eq!(open_by(&["--verdict", former]), Ok(way));
+    }
+    let both = ["--verdict=kernel", "--open-by=flows"];
+    assert_eq!(open_by(&both), Ok(OpenBy::Flows));
+    let mut command = Cli::command();
+    let agent = command.find_subcommand_mut("agent").expect("it is there");
+    let help = agent.render_long_help().to_string();
+    assert!(
+        !help.contains("verdict") && !help.contains("kernel,"),
+        "{help}"
+    );
 }
 
 #[test]

@@ -263,7 +263,7 @@ fn how_addresses_are_opened_is_said_with_the_reason() {
         (
             Ok(Decision::FlowsAsked),
             Fine,
-            "addresses are opened by flows of their own (--verdict=flows)",
+            "addresses are opened by flows of their own (--open-by=flows)",
         ),
         (
             Ok(Decision::Flows(Obstacle::NotPinned)),
@@ -283,12 +283,12 @@ fn how_addresses_are_opened_is_said_with_the_reason() {
         (
             Err(OpenByError(Obstacle::NotInKernel)),
             Failed,
-            "--verdict=kernel: the bridge is not in the kernel's datapath",
+            "--open-by=marks: the bridge is not in the kernel's datapath",
         ),
     ] {
         let facts = Facts { open_by, ..sound() };
         let findings = judge(&facts);
-        let finding = findings.iter().find(|finding| finding.check == "verdict");
+        let finding = findings.iter().find(|finding| finding.check == "open-by");
         let finding = finding.expect("it is asked");
         let line = finding.to_string();
         assert_eq!(finding.status, status, "{line}");
