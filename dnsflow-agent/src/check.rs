@@ -176,6 +176,7 @@ warning  offload       flows may be offloaded; turn it off
         assert_eq!(
             printed(OutputFormat::Json),
             r#"{
+  "format_version": 1,
   "status": "warning",
   "findings": [
     {
@@ -197,6 +198,7 @@ warning  offload       flows may be offloaded; turn it off
             printed(OutputFormat::Yaml),
             "\
 ---
+format_version: 1
 status: warning
 findings:
 - check: btf

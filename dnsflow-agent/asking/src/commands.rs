@@ -24,7 +24,9 @@ use crate::{
         ControlOptions, ControlSocket, ExplainOptions, FilterOptions, LearnFormat, LearnOptions,
         LogLevelOptions, ObserveOptions, OutputFormat, ReportOptions, TryOptions, UnusedOptions,
     },
-    output::{UNWRITTEN, write_json, write_json_line, write_yaml},
+    output::{
+        UNWRITTEN, write_json, write_json_line, write_json_list, write_yaml, write_yaml_list,
+    },
     page::Page,
     print::{self, FlowRow, Row, Table},
     report::NodeReport,
@@ -292,8 +294,8 @@ pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> anyhow::Res
     };
     match control.output.format {
         OutputFormat::Table => print::explanations(&explained, &options.target, output),
-        OutputFormat::Json => write_json(&explained, output),
-        OutputFormat::Yaml => write_yaml(&explained, output),
+        OutputFormat::Json => write_json_list(&explained, output),
+        OutputFormat::Yaml => write_yaml_list(&explained, output),
     }
     .context(UNWRITTEN)?;
     let is_by_name = matches!(options.target.parse(), Ok(Target::Name(..)));

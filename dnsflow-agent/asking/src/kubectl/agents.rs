@@ -3,6 +3,7 @@
 use std::{
     io,
     process::{ExitStatus, Output, Stdio},
+    slice,
     time::Duration,
 };
 
@@ -21,7 +22,11 @@ use tokio::{
     try_join,
 };
 
-use crate::{Status, exit::Exit};
+use crate::{
+    Status,
+    exit::Exit,
+    output::{FORMAT_VERSION, FORMAT_VERSION_KEY},
+};
 
 /// Agents that are asked at the same time.
 const AT_ONCE: usize = 16;
@@ -401,9 +406,29 @@ async fn read_start(mut from: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
 /// to a terminal than be seen, nor begin another line.
 fn values(said: &[u8]) -> Result<Vec<Value>, String> {
     let values = serde_json::Deserializer::from_slice(said).into_iter();
-    let values = values.map(|value| Ok(visible_value(value?)));
-    let values: Result<_, serde_json::Error> = values.collect();
-    values.map_err(|error| format!("its answer is not understood: {error}"))
+    let values = values.map(|value| {
+        let value = value.map_err(|error| format!("its answer is not understood: {error}"))?;
+        without_version(visible_value(value))
+    });
+    values.collect()
+}
+
+/// An object, or a list of them, without the version of the format: whoever prints it adds the own one.
+fn without_version(mut value: Value) -> Result<Value, String> {
+    let objects = match &mut value {
+        Value::Array(values) => &mut values[..],
+        value => slice::from_mut(value),
+    };
+    for object in objects {
+        let fields = object.as_object_mut();
+        let version = fields.and_then(|fields| fields.remove(FORMAT_VERSION_KEY));
+        if let Some(version) = version.filter(|version| *version != FORMAT_VERSION) {
+            return Err(format!(
+                "its agent is of another version: it answers in format {version}, not {FORMAT_VERSION}"
+            ));
+        }
+    }
+    Ok(value)
 }
 
 fn visible_value(value: Value) -> Value {
@@ -474,6 +499,15 @@ mod tests {
         let values = values(said.as_bytes()).expect("JSON");
         let visible = serde_json::json!({VISIBLE: [{"name": VISIBLE}, 1, null]});
         assert_eq!(values, [visible, "Grüße, a\\b".into()]);
+    }
+
+    #[test]
+    fn an_answer_in_another_format_is_refused() {
+        let known = values(b"[{\"format_version\": 1, \"a\": 2}]\n{\"b\": 3}");
+        let expected = [serde_json::json!([{"a": 2}]), serde_json::json!({"b": 3})];
+        assert_eq!(known.expect("it is known"), expected);
+        let other = values(b"{\"format_version\": 2}").expect_err("it is another");
+        assert!(other.ends_with("it answers in format 2, not 1"), "{other}");
     }
 
     #[test]
