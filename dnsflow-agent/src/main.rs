@@ -30,8 +30,8 @@ fn main() -> anyhow::Result<ExitCode> {
 }
 
 fn run(output: &mut Stdout) -> anyhow::Result<Exit> {
-    if kubectl::is_called(env::args_os().next().as_ref()) {
-        return kubectl::run(output);
+    if let Some(called) = kubectl::called(env::args_os().next().as_ref()) {
+        return kubectl::run(called, output);
     }
     match Cli::parse().command {
         Command::Agent(options) => {

@@ -1,95 +1,75 @@
 //! `kubectl dnsflow …`: the subcommands that ask an agent, over all nodes.
 //!
-//! kubectl runs a program named `kubectl-dnsflow` for that, which is this one. It asks by `kubectl exec` in
+//! kubectl runs a program named `kubectl-dnsflow` for that, which is this one, and `kubectl_complete-dnsflow` for a
+//! shell. It asks by `kubectl exec` in
 //! the agents' containers, and so with the user's own credentials and rights, whatever way kubectl gets
 //! them (`docs/decisions/kubectl-plugin.md`).
 
 mod agents;
 mod all_nodes;
+mod command_line;
+mod completion;
 mod follow;
 mod merge;
 
-use std::{ffi::OsString, io, path::Path, time::Duration};
+use std::{env, ffi::OsString, io, path::Path};
 
 use anyhow::{Context as _, anyhow, bail};
-use clap::Parser;
+use clap::Parser as _;
 use dnsflow_core::ask::view::PortView;
 use tokio::runtime;
 
 use crate::{
-    VERSION,
     exit::Exit,
     manifests,
     options::{
-        self, CacheCommand, CheckOptions, Cli, Command, ExplainOptions, FlowsCommand, LearnOptions,
+        CacheCommand, CheckOptions, Cli, Command, ExplainOptions, FlowsCommand, LearnOptions,
         ObserveOptions, OutputFormat, ReportOptions,
     },
     output::UNWRITTEN,
 };
 use agents::Kubectl;
+use command_line::Given;
+pub use command_line::{Plugin, command};
 use merge::Question;
 
 /// Agents that are followed at the same time: each takes a process of kubectl.
 const FOLLOWED_MAX: usize = 128;
 /// The name under which kubectl finds this program.
 const NAME: &str = "kubectl-dnsflow";
+/// The name under which kubectl finds the program that completes its command lines.
+const COMPLETION_NAME: &str = "kubectl_complete-dnsflow";
 
-/// Asks the agents of all nodes, and merges what they say.
-#[derive(Clone, Debug, Parser)]
-#[command(
-    name = NAME,
-    bin_name = "kubectl dnsflow",
-    version = VERSION,
-    after_help = crate::exit::HELP
-)]
-pub struct Plugin {
-    /// The namespace of the agents
-    #[arg(long, value_name = "NAMESPACE", default_value = "dnsflow")]
-    agents_namespace: String,
-
-    /// The labels of the agents' pods
-    #[arg(
-        long,
-        value_name = "SELECTOR",
-        default_value = "app.kubernetes.io/name=dnsflow"
-    )]
-    agents_selector: String,
-
-    /// Only this node; may be given more than once
-    #[arg(long, value_name = "NODE")]
-    node: Vec<String>,
-
-    /// The kubeconfig file, as kubectl takes it
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<String>,
-
-    /// The context of the kubeconfig, as kubectl takes it
-    #[arg(long, value_name = "CONTEXT")]
-    context: Option<String>,
-
-    /// The time that one node may take for its answer
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = options::time)]
-    timeout: Duration,
-
-    /// status, cache list, flows list, explain, observe, log-level, check, learn, try, unused or report, with
-    /// their options
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "COMMAND"
-    )]
-    command: Vec<String>,
+/// What the program does because of the name that it was called by.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Called {
+    /// It asks the agents.
+    Plugin,
+    /// It completes a command line of the plugin.
+    Completion,
 }
 
-/// Whether the program was called by the name of the plugin.
-pub fn is_called(program: Option<&OsString>) -> bool {
-    let name = program.and_then(|program| Path::new(program).file_name());
-    name.is_some_and(|name| name == NAME)
+/// Whether the program was called by a name of the plugin.
+pub fn called(program: Option<&OsString>) -> Option<Called> {
+    let name = Path::new(program?).file_name()?;
+    match name.to_str()? {
+        NAME => Some(Called::Plugin),
+        COMPLETION_NAME => Some(Called::Completion),
+        _ => None,
+    }
 }
 
-/// Runs the plugin with the process's command line.
-pub fn run(output: &mut impl io::Write) -> anyhow::Result<Exit> {
+/// Does that with the process's command line. A wrong one ends the process, as does one that asks for help.
+pub fn run(called: Called, output: &mut impl io::Write) -> anyhow::Result<Exit> {
+    let arguments: Vec<String> = env::args_os()
+        .skip(1)
+        .map(|argument| argument.to_string_lossy().into_owned())
+        .collect();
+    if called == Called::Completion {
+        completion::write(&arguments, output).context(UNWRITTEN)?;
+        return Ok(Exit::Done);
+    }
+    let given = Given::parse(&arguments).unwrap_or_else(|error| error.exit());
     let Plugin {
         agents_namespace,
         agents_selector,
@@ -97,15 +77,7 @@ pub fn run(output: &mut impl io::Write) -> anyhow::Result<Exit> {
         kubeconfig,
         context,
         timeout: patience,
-        command,
-    } = Plugin::parse();
-    let Some(asked) = asked(&command)? else {
-        bail!(
-            "over all nodes there are: status, cache list, flows list, explain, observe, log-level, check, \
-             learn, try, unused and report; all others are for one agent: kubectl exec --namespace \
-             {agents_namespace} POD -- dnsflow …"
-        );
-    };
+    } = given.plugin.clone();
     let options = [("--kubeconfig", kubeconfig), ("--context", context)];
     let options = options
         .into_iter()
@@ -118,19 +90,28 @@ pub fn run(output: &mut impl io::Write) -> anyhow::Result<Exit> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the runtime")?;
     runtime.block_on(async {
+        let of_context = match given.lacks_namespace() {
+            true => Some(kubectl.namespace_of_context().await?),
+            false => None,
+        };
+        let command = given.command(of_context)?;
+        let asked = asked(&command)?;
         let mut agents = kubectl.agents(&agents_selector).await?;
+        if agents.is_empty() {
+            bail!(
+                "no pod has the labels {agents_selector} in the namespace {agents_namespace}: see \
+                 --agents-namespace and --agents-selector"
+            );
+        }
         if !nodes.is_empty() {
-            agents.retain(|agent| nodes.contains(&agent.node));
+            agents = agents::on(agents, &nodes);
         }
         if let Asked::Once(Question::Explain { namespace, pod, .. }, _) = &asked {
             let node = kubectl.node_of(namespace, pod).await?;
-            agents.retain(|agent| agent.node == node);
-        }
-        if agents.is_empty() {
-            bail!(
-                "no pod has the labels {agents_selector} in the namespace {agents_namespace} on the nodes asked for: see \
-                 --agents-namespace, --agents-selector and --node"
-            );
+            if !nodes.is_empty() && !nodes.contains(&node) {
+                bail!("the pod {namespace}/{pod} is on node {node}, which --node leaves out");
+            }
+            agents = agents::on(agents, &[node]);
         }
         let count = agents.len();
         if count > FOLLOWED_MAX && !matches!(asked, Asked::Once(..)) {
@@ -184,9 +165,8 @@ enum Asked {
     Learn(LearnOptions),
 }
 
-/// What a command line asks of agents; `None` for what is no question to all of them. A wrong command line
-/// ends the process, as does one that asks for help.
-fn asked(command: &[String]) -> anyhow::Result<Option<Asked>> {
+/// What a command line asks of agents. A wrong one ends the process.
+fn asked(command: &[String]) -> anyhow::Result<Asked> {
     let arguments = ["kubectl dnsflow"].into_iter().map(str::to_owned);
     let cli = Cli::try_parse_from(arguments.chain(command.iter().cloned()));
     let (question, format) = match cli.unwrap_or_else(|error| error.exit()).command {
@@ -215,7 +195,7 @@ fn asked(command: &[String]) -> anyhow::Result<Option<Asked>> {
             control,
             ..
         }) => match follow {
-            true => return Ok(Some(Asked::Events(control.output.format))),
+            true => return Ok(Asked::Events(control.output.format)),
             false => (Question::Observe { last }, control.output.format),
         },
         Command::LogLevel(options) => (Question::LogLevel, options.control.output.format),
@@ -223,7 +203,7 @@ fn asked(command: &[String]) -> anyhow::Result<Option<Asked>> {
             let CheckOptions { output, .. } = *options;
             (Question::Check, output.format)
         }
-        Command::Learn(options) => return Ok(Some(Asked::Learn(options))),
+        Command::Learn(options) => return Ok(Asked::Learn(options)),
         Command::Try(options) => {
             let manifests = manifests::texts(&options.file);
             let manifests =
@@ -232,9 +212,9 @@ fn asked(command: &[String]) -> anyhow::Result<Option<Asked>> {
         }
         Command::Unused(options) => (Question::Unused, options.control.output.format),
         Command::Report(ReportOptions { html, .. }) => (Question::Report(html), OutputFormat::Json),
-        _ => return Ok(None),
+        _ => bail!("this command is for one agent"),
     };
-    Ok(Some(Asked::Once(question, format)))
+    Ok(Asked::Once(question, format))
 }
 
 /// The same command for programs, without these options and with these arguments.
@@ -243,33 +223,18 @@ fn in_json(command: &[String], without: &[&str], with: &[&str]) -> Vec<String> {
 }
 
 fn in_format(format: &str, command: &[String], without: &[&str], with: &[&str]) -> Vec<String> {
-    let without = [&["-o", "--output"], without].concat();
-    let mut rest = command.iter();
-    let mut kept = Vec::new();
-    while let Some(argument) = rest.next() {
-        // With its value behind it, or within.
-        if without.contains(&argument.as_str()) {
-            rest.next();
-        } else if !without.iter().any(|option| match option.starts_with("--") {
-            true => argument.starts_with(&format!("{option}=")),
-            false => argument.starts_with(option) && !argument.starts_with("--"),
-        }) {
-            kept.push(argument.clone());
-        }
-    }
+    let mut words = command_line::without(command, &[&["-o", "--output"], without].concat());
     let output = ["--output", format];
-    kept.extend(
+    words.extend(
         with.iter()
             .chain(&output)
             .map(|argument| (*argument).to_owned()),
     );
-    kept
+    words
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     fn words(text: &str) -> Vec<String> {
@@ -277,14 +242,12 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_sound() {
-        Plugin::command().debug_assert();
-        let plugin = Plugin::try_parse_from(words("kubectl-dnsflow --node n1 cache list -n ns1"));
-        let plugin = plugin.expect("a command");
-        assert_eq!(plugin.node, ["n1"]);
-        assert_eq!(plugin.command, ["cache", "list", "-n", "ns1"]);
-        assert!(is_called(Some(&"/usr/bin/kubectl-dnsflow".into())));
-        assert!(!is_called(Some(&"/usr/bin/dnsflow".into())));
+    fn the_name_of_the_program_says_what_it_does() {
+        let called = |program: &str| super::called(Some(&program.into()));
+        assert_eq!(called("/usr/bin/kubectl-dnsflow"), Some(Called::Plugin));
+        let completion = called("/usr/bin/kubectl_complete-dnsflow");
+        assert_eq!(completion, Some(Called::Completion));
+        assert_eq!(called("/usr/bin/dnsflow"), None);
     }
 
     #[test]
@@ -296,10 +259,7 @@ mod tests {
                 words("cache list -n ns1 --output json")
             );
             let asked = asked(&command).expect("no manifests");
-            assert_eq!(
-                asked,
-                Some(Asked::Once(Question::Cache, OutputFormat::Yaml))
-            );
+            assert_eq!(asked, Asked::Once(Question::Cache, OutputFormat::Yaml));
         }
         assert_eq!(
             in_json(&words("status"), &[], &[]),
@@ -311,22 +271,6 @@ mod tests {
                 in_json(&command, &["-f", "--filename"], &["-f", "-"]),
                 words("try -f - --output json")
             );
-        }
-    }
-
-    #[test]
-    fn what_is_for_one_agent_is_no_question_to_all() {
-        let is_asked = |command: &str| asked(&words(command)).expect("no manifests").is_some();
-        for command in ["agent", "cleanup", "bundle", "wait"] {
-            assert!(!is_asked(command), "{command}");
-        }
-        for command in [
-            "observe --last 3",
-            "observe --follow",
-            "unused -n ns1",
-            "prune -n ns1",
-        ] {
-            assert!(is_asked(command), "{command}");
         }
     }
 }

@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, fmt::Write as _};
 
 use clap::{Arg, Command, CommandFactory as _, Id};
-use dnsflow_agent::{kubectl::Plugin, options::Cli};
+use dnsflow_agent::{
+    kubectl::{self, Plugin},
+    options::Cli,
+};
 
 const HEAD: &str = "\
 # Commands and options
@@ -32,14 +35,12 @@ pub(crate) fn text() -> String {
     for command in shown(&cli) {
         section(command, "dnsflow", &of_agent, &common, &mut text);
     }
-    let plugin = Plugin::command();
-    section(
-        &plugin.name("dnsflow"),
-        "kubectl",
-        &of_agent,
-        &common,
-        &mut text,
-    );
+    let plugin = Plugin::command().name("dnsflow");
+    section(&plugin, "kubectl", &of_agent, &common, &mut text);
+    let plugin = kubectl::command();
+    let commands = shown(&plugin).map(|command| format!("`{}`", command.get_name()));
+    let commands = commands.collect::<Vec<_>>().join(", ");
+    let _ = writeln!(text, "\nIts commands: {commands}.");
     text
 }
 

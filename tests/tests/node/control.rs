@@ -248,7 +248,8 @@ case "$1 $2" in
         $(pod agent-5 node-5 Running),$(pod agent-6 node-6 Running)]}"
     echo "{\"apiVersion\":\"v1\",\"kind\":\"List\",\"metadata\":{},\"items\":[
         $(pod agent-2 node-2 Running),$(pod agent-1 node-1 Running),$(pod agent-3 node-3 Pending)]}" ;;
-"get pod") pod "$3" node-1 Running ;;
+"get pod") test "$3" = lost && pod lost node-9 Running || pod "$3" node-1 Running ;;
+"config view") echo '{"contexts":[{"name":"test","context":{"cluster":"test","namespace":"ns1"}}]}' ;;
 "exec --namespace")
     case "$4" in
     agent-5) exec sleep 60 ;;
@@ -280,7 +281,9 @@ impl<'a> Plugin<'a> {
         fs::write(&file, KUBECTL).expect("there is room");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("it is ours");
         let program = directory.join("kubectl-dnsflow");
-        symlink(binary(), &program).expect("there is room");
+        for name in ["kubectl-dnsflow", "kubectl_complete-dnsflow"] {
+            symlink(binary(), directory.join(name)).expect("there is room");
+        }
         Self {
             lab,
             directory,
@@ -341,7 +344,7 @@ fn kubectl_asks_all_nodes_and_names_those_that_do_not_answer() {
         "node node-2: error: dial tcp 10.0.0.2:10250: no route to host\n\
          node node-3: the agent's pod agent-3 does not run\n"
     );
-    let (status, silent, code) = ask(&["--node", "node-1", "--context", "test", "status"]);
+    let (status, silent, code) = ask(&["status", "--node", "node-1", "--context", "test"]);
     assert_eq!((&*silent, code), ("", Some(0)));
     assert!(status.starts_with("NODE     AGENT "), "{status}");
     let log = fs::read_to_string(plugin.log()).expect("it was called");
@@ -364,16 +367,33 @@ fn kubectl_asks_all_nodes_and_names_those_that_do_not_answer() {
         explained.contains("203.0.113.9 NOT YET (not_resolved)"),
         "{explained}"
     );
-    let (_, refused, code) = ask(&["cleanup"]);
-    assert_eq!(code, Some(1));
+    // The namespace of the context.
+    let (same, _, _) = ask(&["explain", "pod1", "203.0.113.9:443"]);
     assert!(
-        refused.contains("over all nodes there are: status"),
+        same.starts_with("node node-1\npod ns1/pod1 to 203.0.113.9:443\n"),
+        "{same}"
+    );
+    let (text, lost, code) = ask(&["explain", "ns1/lost", "203.0.113.9:443"]);
+    assert_eq!((&*text, code), ("", Some(4)));
+    assert!(
+        lost.starts_with("node node-9: no agent's pod is on this node: "),
+        "{lost}"
+    );
+    let (_, refused, code) = ask(&["cleanup"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        refused.contains("unrecognized subcommand 'cleanup'"),
         "{refused}"
     );
+    let mut complete = Command::new(plugin.directory.join("kubectl_complete-dnsflow"));
+    let output = complete.args(["observe", "--event", "den"]).output();
+    let output = output.expect("it runs").stdout;
+    assert!(output.starts_with(b"denied\t"), "{output:?}");
     let (_, _, code) = ask(&["cache", "lst"]);
     assert_eq!(code, Some(2));
     let mut snapshots = Snapshots::default();
     for command in [
+        "--help",
         "status",
         "cache list",
         "flows list",

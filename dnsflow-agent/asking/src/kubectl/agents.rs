@@ -46,10 +46,46 @@ const CONTAINER: &str = "agent";
 pub(super) struct Agent {
     /// Its node, or the pod where it has none yet.
     pub(super) node: String,
-    /// The pod.
-    pub(super) pod: String,
+    /// The pod; none where the node has no agent.
+    pub(super) pod: Option<String>,
     /// Whether it runs.
     is_running: bool,
+}
+
+/// The agents of these nodes. A node without one has its place among them: what it is asked for is missing.
+pub(super) fn on(agents: Vec<Agent>, nodes: &[String]) -> Vec<Agent> {
+    let of_nodes = agents.into_iter();
+    let mut of_nodes: Vec<Agent> = of_nodes
+        .filter(|agent| nodes.contains(&agent.node))
+        .collect();
+    for node in nodes {
+        if !of_nodes.iter().any(|agent| agent.node == *node) {
+            of_nodes.push(Agent {
+                node: node.clone(),
+                pod: None,
+                is_running: false,
+            });
+        }
+    }
+    of_nodes
+}
+
+/// What kubectl prints of the kubeconfig's context.
+#[derive(Deserialize)]
+struct Kubeconfig {
+    contexts: Option<Vec<NamedContext>>,
+}
+
+/// A context with its name.
+#[derive(Deserialize)]
+struct NamedContext {
+    context: Context,
+}
+
+/// A context.
+#[derive(Deserialize)]
+struct Context {
+    namespace: Option<String>,
 }
 
 /// The pods that kubectl prints, as `kind: List`.
@@ -146,13 +182,22 @@ impl Kubectl {
                         .spec
                         .and_then(|spec| spec.node_name)
                         .unwrap_or_else(|| name.clone()),
-                    pod: name,
+                    pod: Some(name),
                     is_running: phase.as_deref() == Some("Running"),
                 }
             })
             .collect();
         agents.sort_by(|one, other| (&one.node, &one.pod).cmp(&(&other.node, &other.pod)));
         Ok(agents)
+    }
+
+    /// The namespace of the context, as kubectl takes it.
+    pub(super) async fn namespace_of_context(&self) -> Result<String, KubectlError> {
+        let arguments = ["config", "view", "--minify", "--output", "json"];
+        let Kubeconfig { contexts } = self.get(&arguments).await?;
+        let context = contexts.into_iter().flatten().next();
+        let namespace = context.and_then(|named| named.context.namespace);
+        Ok(namespace.unwrap_or_else(|| "default".to_owned()))
     }
 
     /// The node of a pod.
@@ -300,10 +345,16 @@ impl Kubectl {
         arguments: &[String],
         has_input: bool,
     ) -> Result<Vec<String>, String> {
+        let Some(pod) = &agent.pod else {
+            return Err(format!(
+                "no agent's pod is on this node: kubectl --namespace {} describe daemonset dnsflow",
+                self.namespace
+            ));
+        };
         if !agent.is_running {
-            return Err(format!("the agent's pod {} does not run", agent.pod));
+            return Err(format!("the agent's pod {pod} does not run"));
         }
-        let exec = ["exec", "--namespace", &self.namespace, &agent.pod];
+        let exec = ["exec", "--namespace", &self.namespace, pod];
         let exec = exec.into_iter().chain(["--container", CONTAINER]);
         let exec = exec.chain(has_input.then_some("--stdin"));
         let exec = exec.chain(["--", "dnsflow"]).map(str::to_owned);
@@ -508,6 +559,32 @@ mod tests {
         assert_eq!(known.expect("it is known"), expected);
         let other = values(b"{\"format_version\": 2}").expect_err("it is another");
         assert!(other.ends_with("it answers in format 2, not 1"), "{other}");
+    }
+
+    #[test]
+    fn a_node_without_an_agent_is_named() {
+        let agent = |node: &str| Agent {
+            node: node.to_owned(),
+            pod: Some(format!("agent-of-{node}")),
+            is_running: true,
+        };
+        let all = vec![agent("n1"), agent("n2"), agent("n3")];
+        let found = on(all, &["n2".to_owned(), "n9".to_owned()]);
+        let pods: Vec<_> = found
+            .iter()
+            .map(|agent| (&*agent.node, agent.pod.as_deref()))
+            .collect();
+        assert_eq!(pods, [("n2", Some("agent-of-n2")), ("n9", None)]);
+        let kubectl = Kubectl {
+            options: Vec::new(),
+            namespace: "dnsflow".to_owned(),
+            patience: Duration::from_secs(1),
+        };
+        let refused = kubectl.exec(&found[1], &[], false).expect_err("no pod");
+        assert!(
+            refused.starts_with("no agent's pod is on this node"),
+            "{refused}"
+        );
     }
 
     #[test]
