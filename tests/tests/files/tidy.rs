@@ -43,13 +43,15 @@ fn lines_with(files: &[PathBuf], words: &[&str]) -> Vec<String> {
 
 /// What the core may be built from. A dependency that opens a socket, reads a clock or brings a
 /// runtime along has no place here.
-const DEPENDENCIES_OF_THE_CORE: [&str; 6] = [
+const DEPENDENCIES_OF_THE_CORE: [&str; 7] = [
     "dnsflow-common",
     "hickory-proto",
     "ipnet",
     // What people ask is given as values that the agent writes as JSON.
     "serde",
     "smallvec",
+    // How near a name is to that of a rule.
+    "strsim",
     "thiserror",
 ];
 
