@@ -26,6 +26,15 @@ pub(super) enum Yielding {
     Denied,
 }
 
+/// What is to give way.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Wanted {
+    /// Who gives way.
+    pub(super) yielding: Yielding,
+    /// Whether a name is to go: an address without one stays.
+    pub(super) with_names: bool,
+}
+
 /// The entries of one port that may give way.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
@@ -36,8 +45,8 @@ pub(super) struct Candidates {
     least_denied: Vec<(Importance, IpAddr)>,
     /// Those among the addresses of one name.
     of_name: Option<OfName>,
-    /// The number of comparisons after which all entries had to stay.
-    all_in_use_after: Option<u32>,
+    /// The number of comparisons after which all entries had to stay, or all with a name.
+    all_in_use_after: Option<(u32, bool)>,
     /// How often all entries were looked at to find the least important ones.
     #[cfg(test)]
     pub(super) looks: usize,
@@ -79,7 +88,11 @@ impl Candidates {
             let addresses = entries.of_name(name).iter();
             let least = addresses.filter_map(|address| {
                 let entry = entries.get(*address)?;
-                let (priority, _) = importance(entry, Yielding::Unused, idle_grace, now)?;
+                let wanted = Wanted {
+                    yielding: Yielding::Unused,
+                    with_names: true,
+                };
+                let (priority, _) = importance(entry, wanted, idle_grace, now)?;
                 Some((priority, entry.names.until(name), *address))
             });
             let mut least: Vec<_> = least.collect();
@@ -101,12 +114,14 @@ impl Candidates {
     pub(super) fn next(
         &mut self,
         entries: &mut Entries,
-        yielding: Yielding,
+        wanted: Wanted,
         idle_grace: Duration,
         batch: &Batch,
     ) -> Option<IpAddr> {
-        let (now, comparisons) = (batch.now(), batch.comparisons());
-        let current = |entry: &Entry| importance(entry, yielding, idle_grace, now);
+        let now = batch.now();
+        let looked_after = Some((batch.comparisons(), wanted.with_names));
+        let yielding = wanted.yielding;
+        let current = |entry: &Entry| importance(entry, wanted, idle_grace, now);
         let spares_denied = matches!(yielding, Yielding::Unused | Yielding::Undenied);
         if spares_denied && entries.are_all_denied() {
             return None;
@@ -114,7 +129,7 @@ impl Candidates {
         for look in [false, true] {
             if look {
                 let spares_used = yielding == Yielding::Unused;
-                if self.all_in_use_after == Some(comparisons) && spares_used {
+                if self.all_in_use_after == looked_after && spares_used {
                     return None;
                 }
                 #[cfg(test)]
@@ -130,7 +145,7 @@ impl Candidates {
             }
         }
         if spares_denied {
-            self.all_in_use_after = Some(comparisons);
+            self.all_in_use_after = looked_after;
             entries.look_for_undenied();
         }
         None
@@ -173,10 +188,14 @@ fn least(
 /// The importance of an entry; `None` if it does not give way.
 fn importance(
     entry: &Entry,
-    yielding: Yielding,
+    wanted: Wanted,
     idle_grace: Duration,
     now: Timestamp,
 ) -> Option<Importance> {
+    let yielding = wanted.yielding;
+    if wanted.with_names && entry.names.is_empty() {
+        return None;
+    }
     if yielding == Yielding::Denied {
         let denied = entry.names.first_to_end(true);
         return denied.map(|(_, end)| (0, Some(end)));

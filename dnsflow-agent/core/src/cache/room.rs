@@ -6,7 +6,7 @@ use crate::{
     Timestamp,
     cache::{
         Cache, Learning, Origin, Resolution, Whose,
-        candidates::Yielding,
+        candidates::{Wanted, Yielding},
         ended::{End, EndedName},
         entries::names::AtAddress,
         ports::Key,
@@ -154,7 +154,13 @@ impl Cache {
                 Limit::AddressesOfName(name) => {
                     candidates.next_of_name(entries, name, idle_grace, batch.now())
                 }
-                _ => candidates.next(entries, yielding, idle_grace, batch),
+                _ => {
+                    let wanted = Wanted {
+                        yielding,
+                        with_names: limit != Limit::AddressesOfPod,
+                    };
+                    candidates.next(entries, wanted, idle_grace, batch)
+                }
             };
             (candidate, entries.are_all_denied())
         });

@@ -4,8 +4,8 @@ use super::{
     backends::lead_to,
     edits::{WAYS, config, node},
     limits::many,
-    restart::started,
-    starts::{edit, is_open_at_all},
+    restart::{read_but_southbound, southbound, started},
+    starts::{edit, is_open, is_open_at_all},
     *,
 };
 /// How the addresses of many pods come to many flows.
@@ -253,5 +253,44 @@ fn a_pod_has_no_more_room_where_the_node_is_full() {
         node.pass(Duration::from_secs(1));
         let (flows, most) = (own(&node), 8 * 100 + 101 + 8 * 50);
         assert!(flows <= most, "full: {is_full}: {flows} of {most}");
+    }
+}
+
+/// The node has as many names as it may have, and an address whose name is not known. It gives way for no further name,
+/// but for an address.
+#[test]
+fn an_address_without_a_name_gives_way_for_no_name() {
+    const NAMES: usize = 6;
+    let rules = [allow("example.com"), deny_all()];
+    for is_saved in [true, false] {
+        let mut before = node(WAYS[0], &rules);
+        before.answer("p1", "example.com", &[ADDRESS], 3600);
+        let saved = match is_saved {
+            true => before.engine.saved(before.now),
+            false => Saved::default(),
+        };
+        let mut node = started(&mut before, &[], config(WAYS[0]));
+        node.engine.load_snapshot(saved, node.now);
+        let mut node = read_but_southbound(node, &before, &rules);
+        node.give(Input::Sb(southbound(&node, &rules)));
+        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        node.pass(Duration::from_secs(30));
+        assert!(is_open(&node, ADDRESS, 0));
+        let tell = |node: &mut Node, at: u32| {
+            let name = format!("n{at}.example.com");
+            node.answer("p1", &name, &addresses(at, 1), 3600);
+        };
+        for at in 0..NAMES as u32 + 1 {
+            tell(&mut node, at);
+        }
+        let names = node.engine.told.cache.name_count();
+        assert!(names <= NAMES, "saved: {is_saved}: {names} of {NAMES}");
+        if !is_saved {
+            assert!(is_open(&node, ADDRESS, 0));
+            let limits = node.engine.told.cache.limits_mut();
+            (limits.addresses_per_port_max, limits.names_per_node_max) = (NAMES, 100);
+            tell(&mut node, 100);
+            assert!(!is_open(&node, ADDRESS, 0));
+        }
     }
 }
