@@ -27,8 +27,8 @@ use crate::{
     policy::{
         Mention, Policy,
         plan::{
-            Basis, FormerFlows, ManyNames, MatchedRules, Plan, Planner, PortFacts, Room,
-            RuleInPlace, in_order, keys_of, matched_by_any,
+            Basis, FormerFlows, ManyNames, MatchedRules, Planned, Planner, PortFacts, RuleInPlace,
+            Space, in_order, keys_of, matched_by_any,
         },
         refused::{ChangedNetworks, Recheck, Refusal, Refused, RefusedAddresses},
         rules::ChangedRules,
@@ -444,8 +444,19 @@ impl Access<'_> {
     /// Plans some entries of a port again.
     fn replan_entries(
         &mut self,
+        port: PortId,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        batch: &mut Batch,
+    ) {
+        self.replan_with(port, addresses, None, batch);
+    }
+
+    /// The same; the flows in `found` are in the switch already.
+    fn replan_with(
+        &mut self,
         port_id: PortId,
         addresses: impl IntoIterator<Item = IpAddr>,
+        found: Option<&FoundFlows>,
         batch: &mut Batch,
     ) {
         let now = batch.now();
@@ -465,16 +476,18 @@ impl Access<'_> {
             let denies = |name: &DomainName| sets.iter().any(|set| set.denies(name));
             let cache = &mut *self.cache;
             let may_end_earlier = cache.deny_names(port_id, address, denies, released);
-            let room = cache.room(port_id, address);
+            let mut space = cache.space(port_id, address);
+            let found_keys = found.into_iter().flat_map(BTreeMap::keys);
+            space.has.extend(found_keys.map(FlowKey::traffic));
             let Some(entry) = cache.entry_mut(port_id, address) else {
                 continue;
             };
             let planner = &mut self.plans.planner;
-            let (plan, is_cut) = match facts {
+            let planned = match facts {
                 Some(facts) => {
                     let planning = Planning {
                         address,
-                        room,
+                        space,
                         version: &version,
                         former_rules: former_rules.as_deref(),
                         further: None,
@@ -485,13 +498,14 @@ impl Access<'_> {
                 }
                 None => {
                     entry.names.take_deciding();
-                    (None, false)
+                    None
                 }
             };
             let before = batch.len();
-            self.cache.planned(port_id, address, room, is_cut);
-            let plan = plan.unwrap_or_default();
-            let enforced = self.cache.enforce(port_id, address, plan, batch);
+            let planned = planned.unwrap_or_default();
+            let enforced = self
+                .cache
+                .enforce((port_id, address), planned, found, batch);
             if let Some(awaited) = self.cache.awaits(port_id, address) {
                 batch.awaits(awaited);
             }
@@ -717,6 +731,47 @@ impl Access<'_> {
         adopted
     }
 
+    /// The first comparison has ended, and tells which flows there are. Until now it was not known what is open. An address
+    /// that is short of room has the flows that were found, and gets no others in their place. Adds the flows that nobody
+    /// wants to `unknown`.
+    pub(crate) fn keep_found(
+        &mut self,
+        found: BTreeMap<(PortId, IpAddr), FoundFlows>,
+        comparison: u32,
+        unknown: &mut HashMap<FlowKey, InstalledFlow>,
+        batch: &mut Batch,
+    ) {
+        // First all that is open: the flows of the node are then those that there are, and more.
+        for ((port, address), flows) in found {
+            self.cache.forget_unseen(port, address, comparison);
+            self.replan_with(port, [address], Some(&flows), batch);
+            let entry = self.cache.entry_mut(port, address);
+            let mut own = entry.and_then(|entry| entry.installed.own_mut());
+            for (key, cookie) in flows {
+                match own.as_mut().filter(|own| own.has(&key, cookie)) {
+                    Some(own) => own.seen(&key, comparison),
+                    None => {
+                        let flow = InstalledFlow {
+                            key: key.clone(),
+                            cookie,
+                            packets: 0,
+                            hard_timeout_s: 0,
+                        };
+                        unknown.insert(key, flow);
+                    }
+                }
+            }
+        }
+        let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
+        for port in ports {
+            for address in self.cache.addresses(port) {
+                if self.cache.forget_unseen(port, address, comparison) {
+                    self.replan_entries(port, [address], batch);
+                }
+            }
+        }
+    }
+
     /// At a start, addresses that a load balancer leads to keep the marks of the earlier run: they get flows of their
     /// own as in a run ([`Cache::compared`]), some at a time. The other marks stay in `marks`.
     pub(crate) fn keep_marks(
@@ -841,6 +896,9 @@ enum RefusalChange {
     Allowed,
 }
 
+/// Flows that were found in the switch, with their cookies.
+pub(crate) type FoundFlows = BTreeMap<FlowKey, Cookie>;
+
 /// Flows of groups with their cookies, by port and mark.
 type FlowsByMark = HashMap<(PortId, u32), Vec<(FlowKey, Cookie)>>;
 
@@ -884,7 +942,7 @@ fn standing(
 /// An address that is planned.
 struct Planning<'a> {
     address: IpAddr,
-    room: Room,
+    space: Space,
     /// Gives another number when the rules for the port may be others.
     version: &'a dyn Fn() -> u64,
     /// The rules that an earlier run has saved, if the address may have flows of that run.
@@ -903,10 +961,10 @@ fn plan(
     facts: PortFacts<'_>,
     entry: &mut Entry,
     planning: Planning<'_>,
-) -> (Option<Plan>, bool) {
+) -> Option<Planned> {
     let Planning {
         address,
-        room,
+        space,
         version,
         former_rules,
         further,
@@ -920,18 +978,18 @@ fn plan(
             names: entry.names.keys(),
             basis: Basis {
                 version: version(),
-                room,
                 denials_only: entry.is_refused,
                 is_denied,
             },
+            space,
             known,
             further: further.map(|rules| &rules[..]),
             // An address without a denied name may get a mark in place of its flows.
             may_stay: may_stay && is_denied,
         };
-        let (plan, is_cut, deciding) = planner.for_many(facts, address, many);
+        let (planned, deciding) = planner.for_many(facts, address, many);
         entry.names.set_deciding(deciding);
-        return (plan, is_cut);
+        return planned;
     }
     let denies = |rule: &(usize, usize)| {
         let (set, rule) = *rule;
@@ -939,16 +997,16 @@ fn plan(
     };
     let mut matched = matched_by_any(facts.sets, entry.names.keys());
     matched.retain(|rule| !entry.is_refused || denies(rule));
-    let (mut plan, is_cut) = planner.for_rules(facts, address, &matched, room);
+    let mut planned = planner.for_rules(facts, address, &matched, &space);
     if let Some(adopted) = &mut entry.adopted {
         let former = FormerFlows {
             found: &adopted.flows,
             rules: adopted.rules.as_deref().or(former_rules),
             all_denials: adopted.rules.is_none(),
             denials_only: entry.is_refused || adopted.is_late(now),
-            whole: match is_cut {
-                true => &[],
-                false => &matched[..],
+            whole: match planned.cut_of_own() {
+                Some(_) => &[],
+                None => &matched[..],
             },
         };
         let ruled = planner.still_ruled(facts, address, former);
@@ -956,9 +1014,11 @@ fn plan(
         if ruled.denies {
             adopted.term.deny();
         }
-        plan.extend(ruled.plan);
-        planner.end_marks(facts, address, &mut plan);
-        in_order(&mut plan);
+        for plan in planned.plans_mut() {
+            plan.extend_from_slice(&ruled.plan);
+            planner.end_marks(facts, address, plan);
+            in_order(plan);
+        }
     }
-    (Some(plan), is_cut)
+    Some(planned)
 }

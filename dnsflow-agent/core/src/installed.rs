@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 use crate::{
     Timestamp,
     io::input::{BatchId, MarkChange, MarkFound},
-    policy::plan::Plan,
+    policy::plan::{Plan, Planned, Room},
     values::{
         flow::{Cookie, FlowBody, FlowKey},
         ids::PortId,
@@ -112,12 +112,14 @@ pub(crate) struct Enforced {
     pub(crate) added: usize,
     /// Whether flows of the address were added or removed.
     pub(crate) changed: bool,
+    /// The room by which some rules have not all of their flows, if some have not.
+    pub(crate) cut: Option<Room>,
 }
 
 /// The wanted state of an address.
 pub(crate) struct Wanted<'a> {
     /// The flows.
-    pub(crate) plan: Plan,
+    pub(crate) planned: Planned,
     /// Flows of an earlier run, which are in the switch already.
     pub(crate) adopted: Option<&'a BTreeMap<FlowKey, Cookie>>,
 }
@@ -266,7 +268,7 @@ impl Installed {
     }
 
     /// Enforces the plan for the address, and restores lost flows. The address gets the group of the plan, if there
-    /// is one and if the address needs no flows of its own. Else it gets flows of its own.
+    /// is one and if the address needs no flows of its own. Else it gets flows of its own, as far as it has room.
     pub(crate) fn enforce(
         &mut self,
         place: Place,
@@ -275,10 +277,7 @@ impl Installed {
         batch: &mut Batch,
     ) -> Enforced {
         let now = batch.now();
-        let Wanted {
-            plan: wanted,
-            adopted,
-        } = wanted;
+        let Wanted { planned, adopted } = wanted;
         let Place {
             port,
             address,
@@ -286,42 +285,50 @@ impl Installed {
             is_backend,
             ..
         } = place;
-        let needs_flows = is_denied || is_backend && self.marked().is_none();
+        let has_flows = self.own().is_some_and(|flows| !flows.is_empty());
+        let (cut_of_own, cut_of_group) = (planned.cut_of_own(), planned.cut_of_group());
+        // If the kernel refused the mark, there would be no room for flows that have gone for it.
+        let keeps_flows = has_flows && planned.own.is_some() && cut_of_own == cut_of_group;
+        let needs_flows = is_denied || (is_backend || keeps_flows) && self.marked().is_none();
         if let Some(marked) = self.marked()
             && !needs_flows
-            && groups.is_plan(marked.group, &wanted)
+            && groups.is_plan(marked.group, &planned.plan)
         {
             groups.write(marked.group, batch);
+            let mut cut = cut_of_group;
             if let Self::Replaced(replaced) = self {
                 let before = batch.len();
                 let Replaced { flows, beside, .. } = &mut **replaced;
-                flows.enforce(address.into(), of_address(wanted), adopted, batch);
+                flows.enforce(address.into(), planned.into_own(), adopted, batch);
                 beside.is_confirmed &= !batch.adds_since(before);
+                cut = cut_of_own;
             }
-            return Enforced::default();
+            return Enforced {
+                cut,
+                ..Enforced::default()
+            };
         }
-        let count = wanted.len();
+        let count = planned.plan.len();
         // The kernel has room for another mark of an address that has one.
         let is_tried = self.marked().is_some() || !groups.are_refused(now);
         let group = match count {
             0 => None,
             _ if needs_flows || !is_tried => None,
-            _ => groups.take(port, &wanted, batch),
+            _ => groups.take(port, &planned.plan, batch),
         };
         let mut beside = self.beside();
         let (mut flows, marked) = std::mem::take(self).into_parts();
-        let has_flows = !flows.is_empty();
         let (enforced, marked) = match (marked, group) {
             // The mark comes after the flows of the group, so that its own flows would go first. The next plan
             // finds the group in force.
             (None, Some(group)) if has_flows && !groups.is_in_force(group) => {
                 groups.release(group, address, now);
-                let wanted = of_address(wanted);
+                let wanted = planned.into_own();
                 let enforced = flows.enforce(address.into(), wanted, adopted, batch);
                 (enforced, None)
             }
             (None, None) => {
-                let wanted = of_address(wanted);
+                let wanted = planned.into_own();
                 let enforced = flows.enforce(address.into(), wanted, adopted, batch);
                 (enforced, None)
             }
@@ -337,7 +344,7 @@ impl Installed {
                 groups.release(before, address, now);
                 marked.set(place, groups, batch);
                 if has_flows {
-                    let wanted = of_address(wanted);
+                    let wanted = planned.into_own();
                     let before = batch.len();
                     flows.enforce(address.into(), wanted, adopted, batch);
                     beside.is_confirmed &= !batch.adds_since(before);
@@ -345,7 +352,7 @@ impl Installed {
                 (Enforced::by_mark(count), Some(marked))
             }
             (Some(marked), None) => {
-                let wanted = of_address(wanted);
+                let wanted = planned.into_own();
                 let before = batch.len();
                 let enforced = flows.enforce(address.into(), wanted, adopted, batch);
                 let enforced = Enforced {
@@ -366,7 +373,11 @@ impl Installed {
             }
         };
         *self = Self::of_parts(flows, marked, beside);
-        enforced
+        let cut = match self {
+            Self::Marked(_) => cut_of_group,
+            Self::Flows(_) | Self::Replaced(_) => cut_of_own,
+        };
+        Enforced { cut, ..enforced }
     }
 
     /// Closes the address.
@@ -431,8 +442,11 @@ impl Installed {
     pub(crate) fn replace(&mut self, place: Place, groups: &Groups, batch: &mut Batch) {
         let (mut flows, marked) = std::mem::take(self).into_parts();
         if let Some(marked) = &marked {
-            let plan = of_address(groups.plan(marked.group));
-            flows.enforce(place.address.into(), plan, None, batch);
+            let planned = Planned {
+                plan: groups.plan(marked.group),
+                ..Planned::default()
+            };
+            flows.enforce(place.address.into(), planned.into_own(), None, batch);
         }
         *self = Self::of_parts(flows, marked, Beside::default());
     }
@@ -640,6 +654,12 @@ impl Installed {
 
     // What the switch says.
 
+    /// Forgets flows of its own ([`Flows::forget_unseen`]).
+    pub(crate) fn forget_unseen(&mut self, comparison: u32) -> bool {
+        let flows = self.own_mut();
+        flows.is_some_and(|flows| flows.forget_unseen(comparison))
+    }
+
     /// Notes that this comparison has found the flow with this key.
     pub(crate) fn seen(&mut self, key: &FlowKey, comparison: u32) {
         if let Some(flows) = self.own_mut() {
@@ -648,18 +668,13 @@ impl Installed {
     }
 }
 
-/// The flows of a plan that an address without a mark needs.
-fn of_address(mut plan: Plan) -> Plan {
-    plan.retain(|template| !template.ends_marks());
-    plan
-}
-
 impl Enforced {
     /// A mark was set in place of so many flows.
     fn by_mark(flows: usize) -> Self {
         Self {
             added: flows,
             changed: true,
+            cut: None,
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     io::output::Output,
     policy::{
         Mention,
-        plan::{MatchedRules, Plan, Room, matched_rules},
+        plan::{MatchedRules, Planned, Room, matched_rules},
         rules::{ActiveRule, RuleSet, is_dry_run},
     },
     values::{
@@ -294,8 +294,8 @@ impl Access<'_> {
         let is_dry_run = is_dry_run(&sets);
         let policy = self.policy;
         let version = || policy.rules_version(&port.row);
-        // The flows of this name, by family and room. Nearly every address has only this name.
-        let mut of_name: BTreeMap<(bool, Room), (Plan, bool)> = BTreeMap::new();
+        // The flows of this name, by family and room. Nearly every address has only this name, and no flow yet.
+        let mut of_name: BTreeMap<(bool, Room), Planned> = BTreeMap::new();
         let name = &reading.answer.name;
         let addresses = match is_to_be_denied {
             true => reading.if_denied(),
@@ -337,8 +337,9 @@ impl Access<'_> {
             };
             let is_news = self.learn(resolution, batch, out);
             let cache = &mut *self.cache;
-            let is_again =
-                cache.is_lost(id, *address) || cache.has_room_again(id, *address) || is_unplanned;
+            let is_again = cache.is_lost(id, *address)
+                || cache.has_room_again(id, *address, now)
+                || is_unplanned;
             let lacks_flows =
                 cache.lacks_flows(id, *address) && self.budget.has_left(asked.asker, now);
             // Over budget, a name that will be denied is remembered, and opens nothing before an answer of later.
@@ -349,25 +350,25 @@ impl Access<'_> {
             if !is_news && !is_again && !lacks_flows {
                 continue;
             }
-            let room = cache.room(id, *address);
+            let space = cache.space(id, *address);
             let Some(entry) = self.cache.entry_mut(id, *address) else {
                 continue;
             };
             let learned = batch.len();
             let planner = &mut self.plans.planner;
             let is_alone = entry.names.len() == 1 && entry.names.until(name).is_some();
-            let (plan, is_cut) = match facts {
-                Some(facts) if is_alone && entry.adopted.is_none() && !entry.is_refused => {
-                    let (plan, is_cut) = of_name
-                        .entry((address.is_ipv6(), room))
-                        .or_insert_with(|| planner.for_rules(facts, *address, matched, room))
-                        .clone();
-                    (Some(plan), is_cut)
+            let is_alone = is_alone && entry.adopted.is_none() && !entry.is_refused;
+            let planned = match facts {
+                Some(facts) if is_alone && space.has.is_empty() => {
+                    let planned = of_name
+                        .entry((address.is_ipv6(), space.room))
+                        .or_insert_with(|| planner.for_rules(facts, *address, matched, &space));
+                    Some(planned.clone())
                 }
                 Some(facts) => {
                     let planning = Planning {
                         address: *address,
-                        room,
+                        space,
                         version: &version,
                         former_rules: None,
                         further: is_news.then_some(matched),
@@ -378,21 +379,21 @@ impl Access<'_> {
                 }
                 None => {
                     entry.names.take_deciding();
-                    (Some(Plan::new()), false)
+                    Some(Planned::default())
                 }
             };
-            self.cache.planned(id, *address, room, is_cut);
-            let plan = match is_dry_run {
-                true => {
-                    if plan.is_some_and(|plan| !plan.is_empty()) && !is_denied {
+            let planned = match planned {
+                Some(planned) if is_dry_run => {
+                    if !planned.plan.is_empty() && !is_denied {
                         outcome.would_open.insert(*address);
                         opens = true;
                     }
-                    Some(Plan::new())
+                    Some(planned.without_flows())
                 }
-                false => plan,
+                planned => planned,
             };
-            let enforced = plan.map(|plan| self.cache.enforce(id, *address, plan, batch));
+            let enforced =
+                planned.map(|planned| self.cache.enforce((id, *address), planned, None, batch));
             let enforced = enforced.unwrap_or_default();
             if lacks_flows {
                 self.cache.replace_mark(id, *address, batch);

@@ -3,25 +3,26 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use crate::{
-    cache::{Cache, entries::Entry},
+    Timestamp,
+    cache::{Cache, entries::Entry, ports::Key},
     installed::{Batch, Enforced, Flows, Groups, Wanted, Written},
     io::input::BatchId,
-    policy::plan::{Plan, Room},
+    policy::plan::{Planned, Room, Space},
     values::{
-        flow::Target,
+        flow::{Cookie, FlowKey, Target},
         ids::PortId,
-        limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX},
+        limits::FLOWS_PER_ADDRESS_MAX,
         name::DomainName,
     },
 };
 
 impl Cache {
-    /// Makes `plan` the flows of an entry.
+    /// Makes these the flows of an entry. The flows in `found` are in the switch already.
     pub(crate) fn enforce(
         &mut self,
-        port: PortId,
-        address: IpAddr,
-        plan: Plan,
+        (port, address): Key,
+        planned: Planned,
+        found: Option<&BTreeMap<FlowKey, Cookie>>,
         batch: &mut Batch,
     ) -> Enforced {
         let groups = &mut self.groups;
@@ -30,15 +31,19 @@ impl Cache {
                 let adopted = entry.adopted.as_ref();
                 let in_switch = adopted.filter(|adopted| adopted.in_switch);
                 let wanted = Wanted {
-                    plan,
-                    adopted: in_switch.map(|adopted| &adopted.flows),
+                    planned,
+                    adopted: in_switch.map(|adopted| &adopted.flows).or(found),
                 };
                 let enforced = entry.installed.enforce(place, wanted, groups, batch);
+                entry.cut = enforced.cut;
                 let is_ending = entry.installed.is_ending();
                 let written_in = entry.installed.unconfirmed_in();
                 (enforced, adopted.is_some(), is_ending, written_in)
             });
         self.note_unplanned(port, address, false);
+        if let Some(room) = enforced.cut {
+            *self.cut.entry((port, room)).or_default() += 1;
+        }
         if is_ending {
             self.ending.insert((port, address));
         }
@@ -97,58 +102,64 @@ impl Cache {
         }
     }
 
-    /// How many flows an address may have now.
+    /// How many flows of its own an address may have now.
     pub(crate) fn room(&self, port: PortId, address: IpAddr) -> Room {
         let entries = &self.port(port).entries;
-        let entry = entries.get(address);
-        let own = entry.map_or(0, |entry| entry.installed.len());
+        let own = entries
+            .get(address)
+            .map_or(0, |entry| entry.installed.len());
         let of_port = entries.sizes().flows - own;
         let of_node = self.ports.totals().flows - own;
         let most_of_node = self.limits.flows_per_node_max();
-        let share = most_of_node / self.ports.len().max(1);
-        let has_many = of_port >= self.limits.flows_per_port_max();
-        // What is open is not closed because others have many. At a start, it is not known yet what is open.
-        if of_node >= most_of_node && of_port >= share && self.earlier.is_adopted() {
-            let flows = entry.map_or(0, |entry| self.flows_at(entry));
-            Room::least(if has_many {
-                flows.min(FEW_FLOWS)
-            } else {
-                flows
-            })
-        } else if has_many {
+        if of_node >= most_of_node && of_port >= most_of_node / self.ports.len().max(1) {
+            Room::Least
+        } else if of_port >= self.limits.flows_per_port_max() {
             Room::Little
         } else {
             Room::Usual
         }
     }
 
-    /// How many flows let the pod reach an address, as far as is known: those of its own, of its group, or of an earlier run.
-    fn flows_at(&self, entry: &Entry) -> usize {
-        let of_group = entry.installed.group();
-        let of_group = of_group.and_then(|group| self.groups.flows(group));
-        let adopted = entry.adopted.as_ref();
-        entry
-            .installed
-            .len()
-            .max(of_group.map_or(0, Flows::len))
-            .max(adopted.map_or(0, |adopted| adopted.flows.len()))
-    }
-
-    /// The plan of an address was made in this room; `is_cut`: not all flows of its rules are in it.
-    pub(crate) fn planned(&mut self, port: PortId, address: IpAddr, room: Room, is_cut: bool) {
-        if let Some(entry) = self.entry_mut(port, address) {
-            entry.cut = is_cut.then_some(room);
-            if is_cut {
-                *self.cut.entry((port, room)).or_default() += 1;
-            }
+    /// The same, with the traffic of the flows that stay.
+    pub(crate) fn space(&self, port: PortId, address: IpAddr) -> Space {
+        let room = self.room(port, address);
+        let entry = self.entry(port, address).filter(|_| room < Room::Usual);
+        let own = entry.and_then(|entry| entry.installed.own());
+        Space {
+            room,
+            has: own.into_iter().flat_map(Flows::traffic).collect(),
         }
     }
 
-    /// Whether an address has more room than its last plan, in which not all flows of its rules were.
-    pub(crate) fn has_room_again(&self, port: PortId, address: IpAddr) -> bool {
+    /// Whether an address has not all flows of its rules because others have many.
+    pub(crate) fn has_less_room(&self, port: PortId, address: IpAddr) -> bool {
         let entry = self.entry(port, address);
         let cut = entry.and_then(|entry| entry.cut);
-        cut.is_some_and(|room| room < self.room(port, address))
+        cut.is_some_and(|room| room < Room::Usual)
+    }
+
+    /// At the end of the first comparison, forgets flows of an address that is short of room, if they were not sent and
+    /// the comparison has not found them. Returns whether there are some.
+    pub(crate) fn forget_unseen(&mut self, port: PortId, address: IpAddr, comparison: u32) -> bool {
+        self.room(port, address) < Room::Usual
+            && self.ports.enforce((port, address), |entry, _| {
+                entry.installed.forget_unseen(comparison)
+            })
+    }
+
+    /// Whether an address has more room than its last plan, in which not all flows of its rules were, or may have a mark.
+    pub(crate) fn has_room_again(&self, port: PortId, address: IpAddr, now: Timestamp) -> bool {
+        let Some(entry) = self.entry(port, address) else {
+            return false;
+        };
+        let may_be_marked = || {
+            let is_new = !entry.is_denied() && entry.installed.group().is_none();
+            is_new && !entry.is_backend && self.groups.are_tried(port, now)
+        };
+        let is_more = |room| room < self.room(port, address) || may_be_marked();
+        entry
+            .cut
+            .is_some_and(|room| room < Room::Usual && is_more(room))
     }
 
     /// How many plans were made since the last call that have not all flows of their rules.

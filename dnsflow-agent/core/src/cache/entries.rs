@@ -78,7 +78,7 @@ pub(crate) struct Entry {
     /// Whether a load balancer leads to the address, or has done so since the pod was told it: an address that came and
     /// went as one would change flows each time.
     pub(super) is_backend: bool,
-    /// The room of the last plan, if not all flows of its rules were in it.
+    /// The room by which its rules have not all of their flows, if they have not.
     pub(crate) cut: Option<Room>,
     /// When the entry is looked at again, if ever.
     pub(super) look: Look,

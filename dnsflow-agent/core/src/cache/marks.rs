@@ -291,7 +291,7 @@ impl Cache {
         let entry = entries.get(address);
         entry.is_some_and(|entry| entry.is_backend && entry.installed.is_by_mark_alone())
             && entries.sizes().flows < self.limits.flows_per_port_max() / 2
-            && !matches!(self.room(port, address), Room::Least(_))
+            && self.room(port, address) != Room::Least
     }
 
     /// Gives flows to an address that lacks them. Its mark stays until the switch has them.

@@ -10,7 +10,9 @@ use crate::{
     Timestamp,
     policy::plan::Plan,
     values::{
-        flow::{Cookie, FlowBody, FlowKey, FlowTemplate, InstalledFlow, Target, Transport},
+        flow::{
+            Cookie, FlowBody, FlowKey, FlowTemplate, InstalledFlow, Target, Traffic, Transport,
+        },
         limits::COUNTERS_DELAY_MAX,
     },
 };
@@ -106,7 +108,9 @@ impl Flows {
                 batch.extend(gone.template.deletion(target));
             }
             let flow = match old.next_if(|flow| flow.template.cmp_key(&template).is_eq()) {
-                Some(flow) if flow.template == template && !flow.lost => flow,
+                Some(flow) if flow.template.body == template.body && !flow.lost => {
+                    Flow { template, ..flow }
+                }
                 Some(flow) => {
                     if flow.lost {
                         batch.end_gap();
@@ -149,6 +153,7 @@ impl Flows {
         Enforced {
             added,
             changed: added > 0 || self.flows.len() != before,
+            cut: None,
         }
     }
 
@@ -253,6 +258,16 @@ impl Flows {
         true
     }
 
+    /// Forgets the flows that this comparison has not found, if they were not sent. Returns whether there are some.
+    pub(crate) fn forget_unseen(&mut self, comparison: u32) -> bool {
+        let before = self.flows.len();
+        if matches!(self.written, Written::Unsent { .. }) {
+            let flows = std::mem::take(&mut self.flows).into_iter();
+            self.flows = flows.filter(|flow| flow.seen_in == comparison).collect();
+        }
+        self.flows.len() < before
+    }
+
     /// Marks the flows that the comparison, which began at `since`, has not found; returns how many
     /// they are. A flow whose key a foreign flow has is not lost.
     pub(crate) fn mark_lost(
@@ -335,6 +350,22 @@ impl Flows {
         let flows = self.flows.iter().filter(matches);
         let deciding = flows.max_by_key(|flow| flow.template.priority)?;
         (!deciding.lost).then_some(deciding.template.priority)
+    }
+
+    /// How many flows have one of these priorities, and are for one of these transports.
+    pub(crate) fn count(&self, priorities: &[u16], transports: &[Option<Transport>]) -> usize {
+        let templates = self.flows.iter().map(|flow| &flow.template);
+        let counted = templates.filter(|template| {
+            priorities.contains(&template.priority) && transports.contains(&template.transport)
+        });
+        counted.count()
+    }
+
+    /// The traffic of each flow, but for those that deny all: these are there also without room.
+    pub(crate) fn traffic(&self) -> impl Iterator<Item = Traffic> {
+        let templates = self.flows.iter().map(|flow| &flow.template);
+        let templates = templates.filter(|flow| !flow.denies || flow.transport.is_some());
+        templates.map(|template| template.traffic())
     }
 
     /// The keys of the flows of `target`.

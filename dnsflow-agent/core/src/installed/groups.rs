@@ -145,6 +145,11 @@ impl Groups {
         self.refused_until.is_some_and(|until| until > now)
     }
 
+    /// Whether packets of the port are marked, and a further address is tried.
+    pub(crate) fn are_tried(&self, port: PortId, now: Timestamp) -> bool {
+        self.interfaces.contains_key(&port) && !self.are_refused(now)
+    }
+
     /// The group of one more address with this plan. Its flows are in force, on their way, or in the batch from
     /// now on. `None` if the port's packets are not marked, no number is left (for this port, or at all), or the numbers
     /// of an earlier run are not known.

@@ -4,6 +4,7 @@
 //! remembers how a flow came about: when a rule changes, the new plan is compared with the old one.
 
 mod deciding;
+mod room;
 
 use std::{
     cell::OnceCell,
@@ -26,12 +27,12 @@ use crate::{
             Action, Cookie, FlowBody, FlowKey, FlowTemplate, Masked, Registers, Sentinel, Transport,
         },
         ids::PortId,
-        limits::{FEW_FLOWS, FLOWS_OF_RULE, FLOWS_PER_ADDRESS_MAX, Limit},
         name::DomainName,
     },
 };
 
 pub(crate) use deciding::{Basis, Deciding, ManyNames};
+pub(crate) use room::{Planned, Room, Space};
 
 /// The register that holds the logical input port (`MFF_LOG_INPORT` in OVN's
 /// `include/ovn/logical-fields.h`).
@@ -151,12 +152,9 @@ pub struct PortFacts<'a> {
 impl PortFacts<'_> {
     /// How many of the port's own addresses are of this family.
     fn sources(&self, v6: bool) -> usize {
-        sources(self.addresses, v6)
+        let sources = self.addresses.iter();
+        sources.filter(|src| src.is_ipv6() == v6).count()
     }
-}
-
-fn sources(addresses: &[IpAddr], v6: bool) -> usize {
-    addresses.iter().filter(|src| src.is_ipv6() == v6).count()
 }
 
 /// The templates of a plan, in the order of [`FlowTemplate::cmp_key`], no key twice.
@@ -225,145 +223,9 @@ pub(crate) fn matched_by_any<'a>(
     matched
 }
 
-/// How many flows an address may have.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub enum Room {
-    /// As many as it has, and those of one rule at least ([`FLOWS_OF_RULE`]): the addresses of all ports have many, and
-    /// those of its port more than their share.
-    Least(u16),
-    /// Few: the addresses of its port have many ([`FEW_FLOWS`]).
-    Little,
-    /// As many as any ([`FLOWS_PER_ADDRESS_MAX`]).
-    Usual,
-}
-
-impl Room {
-    /// No more than these.
-    pub(crate) fn least(flows: usize) -> Self {
-        let flows = flows.clamp(FLOWS_OF_RULE, FLOWS_PER_ADDRESS_MAX);
-        Self::Least(u16::try_from(flows).unwrap_or(u16::MAX))
-    }
-
-    fn flows(self) -> usize {
-        match self {
-            Self::Least(flows) => flows.into(),
-            Self::Little => FEW_FLOWS,
-            Self::Usual => FLOWS_PER_ADDRESS_MAX,
-        }
-    }
-
-    /// The limit behind it.
-    pub(crate) fn limit(self) -> Limit {
-        match self {
-            Self::Least(_) => Limit::FlowsOfNode,
-            Self::Little => Limit::FlowsOfPod,
-            Self::Usual => Limit::FlowsOfAddress,
-        }
-    }
-}
-
-/// The rules of an address, of which not all flows fit.
-#[derive(Debug, Default)]
-pub(crate) struct Fitting {
-    /// Those with all of their flows, in their order.
-    pub(crate) whole: MatchedRules,
-    /// From the first rule of a set on that denies and does not fit, those that deny. The first of them in force denies
-    /// all traffic, and so stands for all rules behind it.
-    pub(crate) closing: MatchedRules,
-}
-
-/// The rules that have flows for an address of this family, if the port has these addresses; `None` if all have.
-///
-/// The owner of one rule's name can let the name lead to the address of another. So the names of the rules share the
-/// room in equal parts. A name that needs less leaves the rest to the others. A rule that fits into the part of its
-/// name has its flows. The other rules have theirs in the remaining room, in their order.
-pub(crate) fn fitting(
-    sets: &[&RuleSet],
-    addresses: &[IpAddr],
-    v6: bool,
-    matched: &[(usize, usize)],
-    room: Room,
-) -> Option<Fitting> {
-    fitting_among(sets, addresses, v6, (matched, false), room)
-}
-
-/// The same, where the rules may be those of more names than there is room for flows (`is_crowded`): none has a part.
-fn fitting_among(
-    sets: &[&RuleSet],
-    addresses: &[IpAddr],
-    v6: bool,
-    (matched, is_crowded): (&[(usize, usize)], bool),
-    room: Room,
-) -> Option<Fitting> {
-    let sources = sources(addresses, v6);
-    let rule = |(set, rule): (usize, usize)| &sets[set].rules()[rule];
-    let count = |place| rule(place).flow_count(v6, sources);
-    if matched.iter().map(|place| count(*place)).sum::<usize>() <= room.flows() {
-        return None;
-    }
-    let mut all: Vec<(usize, usize)> = matched.to_vec();
-    all.sort_unstable_by_key(|place| place_of(sets, *place));
-    all.dedup();
-    let name = |place| rule(place).name.name();
-    let mut wanted: BTreeMap<&DomainName, usize> = BTreeMap::new();
-    for place in &all {
-        *wanted.entry(name(*place)).or_default() += count(*place);
-    }
-    let part = match is_crowded {
-        true => 0,
-        false => fair_part(wanted.into_values().collect(), room.flows()),
-    };
-    let mut of_names: BTreeMap<&DomainName, usize> = BTreeMap::new();
-    let mut used = 0;
-    let mut fit = HashSet::new();
-    for place in &all {
-        let of_name = of_names.entry(name(*place)).or_default();
-        if *of_name + count(*place) <= part {
-            *of_name += count(*place);
-            used += count(*place);
-            fit.insert(*place);
-        }
-    }
-    for place in &all {
-        if !fit.contains(place) && used + count(*place) <= room.flows() {
-            used += count(*place);
-            fit.insert(*place);
-        }
-    }
-    let mut fitting = Fitting::default();
-    let mut closed = None;
-    let mut is_cut = false;
-    for place in all {
-        if fit.contains(&place) && closed != Some(place.0) {
-            fitting.whole.push(place);
-            continue;
-        }
-        is_cut = true;
-        if rule(place).action == RuleAction::Deny {
-            closed = Some(place.0);
-            fitting.closing.push(place);
-        }
-    }
-    is_cut.then_some(fitting)
-}
-
 /// Where a rule stands among those of all sets.
 fn place_of(sets: &[&RuleSet], (set, rule): (usize, usize)) -> (usize, u32, usize) {
     (set, sets[set].rules()[rule].index, rule)
-}
-
-/// The equal part of a room that each of those has who want so much. Whoever wants less leaves the rest to the others.
-fn fair_part(mut wanted: Vec<usize>, room: usize) -> usize {
-    wanted.sort_unstable();
-    let (mut left, mut others) = (room, wanted.len());
-    for wanted in wanted {
-        if wanted > left / others {
-            return left / others;
-        }
-        left -= wanted;
-        others -= 1;
-    }
-    room
 }
 
 /// Makes plans.
@@ -420,54 +282,7 @@ impl Planner {
         let matched: MatchedRules = names
             .flat_map(|name| matched_rules(facts.sets, name))
             .collect();
-        self.for_rules(facts, to, &matched, Room::Usual).0
-    }
-
-    /// The flows that open `to` for the port, because of these rules; and whether some rules have not all of theirs.
-    pub fn for_rules(
-        &mut self,
-        facts: PortFacts<'_>,
-        to: IpAddr,
-        matched: &[(usize, usize)],
-        room: Room,
-    ) -> (Plan, bool) {
-        let fitting = fitting(facts.sets, facts.addresses, to.is_ipv6(), matched, room);
-        self.for_fitting(facts, to, matched, fitting)
-    }
-
-    /// The same, where it is known which of these rules fit.
-    fn for_fitting(
-        &mut self,
-        facts: PortFacts<'_>,
-        to: IpAddr,
-        matched: &[(usize, usize)],
-        fitting: Option<Fitting>,
-    ) -> (Plan, bool) {
-        #[cfg(test)]
-        {
-            self.planned += 1;
-            self.looked_at += matched.len();
-        }
-        let v6 = to.is_ipv6();
-        let mut plan = Plan::new();
-        let is_cut = fitting.is_some();
-        let whole = fitting.as_ref().map_or(matched, |fitting| &fitting.whole);
-        for place in whole {
-            plan.extend_from_slice(self.templates_of(facts, *place, v6, false));
-        }
-        if let Some(Fitting { closing, .. }) = fitting {
-            let mut closed = None;
-            for place in closing {
-                let templates = self.templates_of(facts, place, v6, true);
-                if closed != Some(place.0) && !templates.is_empty() {
-                    closed = Some(place.0);
-                    plan.extend_from_slice(templates);
-                }
-            }
-        }
-        self.end_marks(facts, to, &mut plan);
-        in_order(&mut plan);
-        (plan, is_cut)
+        self.for_rules(facts, to, &matched, &Space::default()).plan
     }
 
     /// Adds the flows in which the marks of packets to the addresses of a plan end.
@@ -498,6 +313,7 @@ impl Planner {
                 registers: Arc::clone(&registers),
                 src: *src,
                 transport: None,
+                denies: false,
                 body: body.clone(),
             });
             let ends = self.templates.share(ends.collect(), &mut self.cookies);
@@ -741,6 +557,7 @@ fn make_templates(
                     registers: Arc::clone(&registers),
                     src: *src,
                     transport,
+                    denies: rule.action == RuleAction::Deny,
                     body: body.clone(),
                 })
             })
@@ -776,22 +593,6 @@ fn body(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parts_are_equal_and_what_one_does_not_need_the_others_have() {
-        for (wanted, part) in [
-            (vec![100, 100], 256),
-            (vec![100, 200], 156),
-            (vec![200, 100, 1], 155),
-            (vec![300, 300, 300], 85),
-            (vec![1, 300, 0, 300], 127),
-            (vec![2; 300], 0),
-        ] {
-            assert_eq!(fair_part(wanted.clone(), 256), part, "{wanted:?}");
-            let used: usize = wanted.iter().map(|wanted| part.min(*wanted)).sum();
-            assert!(used <= 256, "{wanted:?}");
-        }
-    }
 
     #[test]
     fn one_cookie_stands_for_one_action_list() {

@@ -1,11 +1,14 @@
 //! The flows in the switch: their comparison with the cache, and flows that come and go.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    net::IpAddr,
+};
 
 use super::{Phase, Switch};
 use crate::{
     Command, Timestamp,
-    access::{Access, Holder},
+    access::{Access, FoundFlows, Holder},
     cache::Missing,
     installed::{Batch, ReadMark, Reading, Written},
     io::{
@@ -39,6 +42,10 @@ pub(super) struct Comparison {
     pub(super) unknown: Vec<InstalledFlow>,
     /// The flows of groups in the dump so far that no group has.
     pub(super) unknown_of_groups: Vec<InstalledFlow>,
+    /// In the first comparison, the flows in the dump so far that addresses short of room do not have.
+    pub(super) found: BTreeMap<(PortId, IpAddr), FoundFlows>,
+    /// How many these are.
+    pub(super) found_count: usize,
     /// The marks of an earlier run that no entry has.
     pub(super) marks: Vec<(PortId, MarkFound)>,
     /// Batches that the switch had not confirmed when the current dump began, and those that had waited then: the dump,
@@ -230,6 +237,8 @@ impl Switch {
             comparison.number += 1;
             comparison.unknown.clear();
             comparison.unknown_of_groups.clear();
+            comparison.found.clear();
+            comparison.found_count = 0;
             comparison.marks.clear();
             let openings = self.openings.iter();
             let of_turn = openings.filter_map(|openings| openings.batch.id());
@@ -328,6 +337,17 @@ impl Switch {
                 access.ends(&flow.key, now);
                 continue;
             }
+            let comparison = &mut self.comparison;
+            if let Some(Holder::Entry(port, address)) = holder
+                && comparison.ended == 0
+                && access.cache.has_less_room(port, address)
+                && comparison.found_count < access.cache.limits().flows_found_max()
+            {
+                let of_address = comparison.found.entry((port, address)).or_default();
+                of_address.insert(flow.key, flow.cookie);
+                comparison.found_count += 1;
+                continue;
+            }
             let (unknown, max) = match flow.key.matches.ends {
                 Ends::Addresses(_) => (&mut self.comparison.unknown, UNKNOWN_OF_ADDRESSES_MAX),
                 Ends::Group { .. } => (
@@ -379,6 +399,10 @@ impl Switch {
         adopted += of_marks.adopted;
         let removed_marks = of_marks.removed;
         out.counters.marks_removed += removed_marks as u64;
+        let found = std::mem::take(&mut self.comparison.found);
+        if self.comparison.ended == 1 {
+            access.keep_found(found, number, &mut unknown, &mut batch);
+        }
         // Flows that have come to be wanted since the dump has shown them: to remove them now would remove the new
         // ones, which have the same cookies.
         unknown.retain(|key, flow| {

@@ -159,6 +159,11 @@ pub enum Ends {
 }
 
 impl FlowKey {
+    /// The traffic of the flow.
+    pub fn traffic(&self) -> Traffic {
+        (self.matches.ends.src(), self.matches.transport)
+    }
+
     /// The key that the flow would have for packets to this address alone.
     pub fn to_address(&self, address: IpAddr) -> Option<Self> {
         let mut key = self.clone();
@@ -255,6 +260,9 @@ pub struct Transport {
     /// The destination port; `None` for every port of the protocol.
     pub port: Option<u16>,
 }
+
+/// The traffic of a flow, whatever its destination: from this address of the pod, by this protocol and port, or by all.
+pub type Traffic = (IpAddr, Option<Transport>);
 
 /// The match of a flow. Together with table and priority it identifies the flow.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -381,6 +389,8 @@ pub struct FlowTemplate {
     pub src: IpAddr,
     /// As in [`Match`].
     pub transport: Option<Transport>,
+    /// Whether the rule of the flow denies.
+    pub denies: bool,
     /// The actions of the flow.
     pub body: FlowBody,
 }
@@ -426,6 +436,11 @@ impl FlowTemplate {
     pub fn ends_marks(&self) -> bool {
         let table = self.table;
         matches!(self.body.actions[..], [Action::SetMark(_), Action::Resubmit { table: to }] if to == table)
+    }
+
+    /// The traffic of the flow.
+    pub fn traffic(&self) -> Traffic {
+        (self.src, self.transport)
     }
 
     /// Compares the keys of two templates' flows to one destination.

@@ -53,17 +53,18 @@ pub enum Limit {
          opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
     )]
     FlowsOfAddress,
-    /// Flows of all addresses of the pod, beyond which a further address has few.
+    /// Flows of all addresses of the pod, beyond which an address gets few.
     #[error(
-        "the addresses of a pod have so many flows that a further one has eight; a rule whose flows do not \
-         fit opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
+        "the addresses of a pod have so many flows that one gets eight at most, or keeps its own; a rule whose \
+         flows do not fit opens nothing more, and closes every port of the address if it denies: list fewer \
+         ports, or none"
     )]
     FlowsOfPod,
-    /// Flows of all addresses of all pods on the node, beyond which a further address of a pod with many has two.
+    /// Flows of all addresses of all pods on the node, beyond which an address of a pod with many gets two.
     #[error(
-        "the addresses of all pods of this node have so many flows that a further one of a pod with more than its \
-         share has two; a rule with more flows opens nothing, and closes every port of the address if it denies: \
-         list fewer ports, or none"
+        "the addresses of all pods of this node have so many flows that one of a pod with more than its share \
+         gets two at most, or keeps its own; a rule whose flows do not fit opens nothing more, and closes every \
+         port of the address if it denies: list fewer ports, or none"
     )]
     FlowsOfNode,
     /// Flows that answers to the pod change in a second.
@@ -106,16 +107,22 @@ impl CacheLimits {
         self.addresses_per_port_max.saturating_mul(2)
     }
 
-    /// Flows that all addresses of one port have together before a further one has few: eight for each address. Most
+    /// Flows that all addresses of one port have together before one gets few: eight for each address. Most
     /// rules have a port or two, with two flows each on a stateful switch.
     pub fn flows_per_port_max(&self) -> usize {
         self.addresses_per_port_max.saturating_mul(FEW_FLOWS)
     }
 
-    /// Flows that all addresses of all ports have together before an address gets no more than [`FLOWS_OF_RULE`], or than
-    /// it has, if its port has more than its share: two for each name.
+    /// Flows that all addresses of all ports have together before an address gets [`FLOWS_OF_RULE`], if its port has more
+    /// than its share: two for each name.
     pub fn flows_per_node_max(&self) -> usize {
         self.names_per_node_max.saturating_mul(2)
+    }
+
+    /// Flows that a first comparison has found and that addresses short of room do not have yet: as many as an earlier run
+    /// may have left. What is beyond is removed, as if there were no address.
+    pub fn flows_found_max(&self) -> usize {
+        self.flows_per_node_max().saturating_mul(2)
     }
 
     /// The limit of denied names on the node: a quarter of all names, as many as the node's budget lets change flows
@@ -202,8 +209,8 @@ pub const REMOVALS_WAITING_MAX: usize = 1 << 17;
 /// flow for each of its ports, two on a stateful switch. A rule whose flows do not fit beside those of other rules opens
 /// nothing, and denies all traffic to the address if it denies.
 pub const FLOWS_PER_ADDRESS_MAX: usize = 256;
-/// Flows of one address where those of the port have many ([`CacheLimits::flows_per_port_max`]). An address that needs no
-/// more always gets them.
+/// Flows of one address where those of the port have many ([`CacheLimits::flows_per_port_max`]), unless it has more. An
+/// address that needs no more always gets them.
 pub const FEW_FLOWS: usize = 8;
 /// Flows of one address where those of the node have many, unless it has more: those of a rule without ports, for which a
 /// stateful logical switch has two logical flows.

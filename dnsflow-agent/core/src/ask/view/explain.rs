@@ -24,8 +24,8 @@ use crate::{
     pods::ports::Port,
     policy::{
         Mention,
-        plan::{fitting, matched_by_any},
-        rules::{NamePattern, Problem, is_dry_run},
+        plan::matched_by_any,
+        rules::{ActiveRule, NamePattern, Problem, is_dry_run},
     },
     values::{
         firewall::{Destination, Firewall, Rule, RuleAction},
@@ -842,7 +842,7 @@ impl View<'_> {
     ) -> Option<(Reason, String)> {
         let row = &to.port.row;
         let sets = self.policy.sets(row);
-        let is_it = |active: &crate::policy::rules::ActiveRule| {
+        let is_it = |active: &ActiveRule| {
             active.name.meaning() == name.meaning() && active.action == rule.action
         };
         let is_active = sets
@@ -899,16 +899,31 @@ impl View<'_> {
         let entry = self.cache.entry(to.id, address)?;
         let room = entry.cut?;
         let sets = self.policy.sets(&to.port.row);
-        let active = |place: &(usize, usize)| &sets[place.0].rules()[place.1];
-        let is_it = |place: &(usize, usize)| {
-            let active = active(place);
-            active.index == index && active.action == rule.action
+        let active = |place: &(usize, usize)| &*sets[place.0].rules()[place.1];
+        let is_it = |active: &&ActiveRule| active.index == index && active.action == rule.action;
+        let v6 = address.is_ipv6();
+        let sources = to.port.row.addresses.iter();
+        let sources = sources.filter(|source| source.is_ipv6() == v6).count();
+        // A rule that denies and has not all of its flows closes all ports.
+        let is_asked = |transport: &&Transport| match (rule.action, to.asked.transport) {
+            (RuleAction::Allow, Some(wanted)) => is_for(transport, wanted),
+            (RuleAction::Allow, None) | (RuleAction::Deny, _) => true,
         };
-        let mut matched = matched_by_any(&sets, entry.names.keys());
-        matched.retain(|place| !entry.is_refused || active(place).action == RuleAction::Deny);
-        let addresses = &to.port.row.addresses;
-        let fitting = fitting(&sets, addresses, address.is_ipv6(), &matched, room)?;
-        let is_cut = matched.iter().any(is_it) && !fitting.whole.iter().any(is_it);
+        let matched = matched_by_any(&sets, entry.names.keys());
+        let mut rules = matched.iter().map(active).filter(is_it);
+        let is_cut = rules.any(|active| {
+            let each = active.flow_count(v6, sources) / active.transports.len().max(1);
+            let transports = active.transports.iter().filter(is_asked);
+            let mut asked: Vec<Option<Transport>> = transports.copied().map(Some).collect();
+            if active.transports.is_empty() {
+                asked.push(None);
+            }
+            let priorities = active.templates.iter().map(|template| template.priority);
+            let priorities: Vec<u16> = priorities.collect();
+            let flows = self.cache.flows_of(address, entry);
+            let there = flows.map_or(0, |(_, flows)| flows.count(&priorities, &asked));
+            there < each * asked.len()
+        });
         is_cut.then(|| room.limit())
     }
 
@@ -1062,14 +1077,17 @@ fn ports_match(rule: &Rule, transport: Option<Transport>) -> Ports {
     let Some(wanted) = transport else {
         return Ports::Some;
     };
-    let is_it = |transport: &Transport| {
-        transport.protocol == wanted.protocol
-            && (transport.port.is_none() || transport.port == wanted.port)
-    };
-    match rule.ports.iter().any(is_it) {
+    let mut ports = rule.ports.iter();
+    match ports.any(|transport| is_for(transport, wanted)) {
         true => Ports::All,
         false => Ports::None,
     }
+}
+
+/// Whether a port of a rule is for connections to another one.
+fn is_for(transport: &Transport, wanted: Transport) -> bool {
+    transport.protocol == wanted.protocol
+        && (transport.port.is_none() || transport.port == wanted.port)
 }
 
 /// Whether a rule's name covers a name.

@@ -790,3 +790,40 @@ fn a_name_without_an_address_may_lead_to_both_ip_versions() {
         ]
     );
 }
+/// The pod has many flows in a full node, and an edit adds a port to the rule of an open address.
+#[test]
+fn a_further_port_of_a_rule_has_no_room_in_a_full_node() {
+    let rules = |ports| {
+        [
+            Rule {
+                ports: tcp(100),
+                ..deny("bad.test")
+            },
+            Rule {
+                ports: tcp(ports),
+                ..allow("example.com")
+            },
+            deny_all(),
+        ]
+    };
+    let mut node = node(&rules(3));
+    node.engine.told.cache.limits_mut().names_per_node_max = 1000;
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    node.answer("p1", "bad.test", &addresses(0, 20), 600);
+    let edited = rules(4);
+    node.set_firewall(&edited);
+    node.set_ovn(&edited);
+    for (at, transport) in edited[1].ports.iter().enumerate() {
+        let port = transport.port.expect("a port");
+        let explained = address(explain(&node, "p1", &format!("203.0.113.1:{port}")));
+        let (verdict, reason) = match at {
+            3 => (Verdict::Blocked, Reason::LimitReached),
+            _ => (Verdict::Allowed, Reason::AllowedByName),
+        };
+        assert_eq!(
+            (explained.verdict, explained.reason),
+            (verdict, reason),
+            "{explained:?}"
+        );
+    }
+}

@@ -8,6 +8,36 @@ use super::{
     starts::{edit, is_open, is_open_at_all},
     *,
 };
+
+/// Limits of the node in these tests: of names, and of flows that all addresses have of their own. Pods above their share
+/// have up to the latter once more, those below it as well, and each denied name has one flow beyond.
+const NAMES: usize = 1000;
+const FLOWS_MAX: usize = 2 * 2 * NAMES + NAMES / 4;
+
+/// Five pods with their hosts.
+fn five_pods() -> Vec<(u8, String)> {
+    let hosts = 0x10..0x15;
+    hosts.map(|host| (host, format!("pod{host}"))).collect()
+}
+
+/// Other pods fill the node.
+fn fill(node: &mut Node) {
+    for pod in ["p2", "p3", "p4"] {
+        node.answer(pod, "bad.test", &addresses(200, 20), 600);
+    }
+}
+
+/// A pod with 1,000 flows at ten addresses, if a rule denies `bad.test` with 100 ports, and three pods that have none yet.
+fn four_pods(way: Option<u32>, rules: &[Rule]) -> Node {
+    let mut node = node(way, rules);
+    node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+    for (host, pod) in [(6, "p2"), (7, "p3"), (8, "p4")] {
+        node.add_pod(pod, host);
+    }
+    node.answer("p1", "bad.test", &addresses(100, 10), 600);
+    node
+}
+
 /// How the addresses of many pods come to many flows.
 #[derive(Clone, Copy, Debug)]
 enum Growth {
@@ -27,13 +57,9 @@ fn own(node: &Node) -> usize {
     keys.filter(|key| key.matches.ends.dst().is_some()).count()
 }
 
-/// The flows of all pods have a limit, beyond which a further address has one. An address that has two flows or a mark is
-/// no further one.
+/// The flows of all pods have a limit, beyond which an address gets few, also if it has two flows or a mark.
 #[test]
 fn flows_of_all_pods_have_a_limit_whichever_way_they_come() {
-    // The limit is 2,000: twice as many at most, and one for each name.
-    const NAMES: usize = 1000;
-    let most = 2 * 2 * NAMES + NAMES / 4;
     let mut beyond = Vec::new();
     for growth in [
         Growth::New,
@@ -48,8 +74,7 @@ fn flows_of_all_pods_have_a_limit_whichever_way_they_come() {
         let of_many = || many(rule("many.test"), 100);
         let mut node = node(way, &[many(rule("few.test"), 2), of_many()]);
         node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-        let pods = (0x10..0x15).map(|host| (host, format!("pod{host}")));
-        let pods: Vec<(u8, String)> = pods.collect();
+        let pods = five_pods();
         let told = addresses(0, 10);
         for (host, pod) in &pods {
             node.add_pod(pod, *host);
@@ -81,8 +106,8 @@ fn flows_of_all_pods_have_a_limit_whichever_way_they_come() {
         node.pass(Duration::from_secs(1));
         node.engine.told.cache.check();
         let flows = own(&node);
-        if flows > most {
-            beyond.push(format!("{growth:?}: {before}, then {flows} of {most}"));
+        if flows > FLOWS_MAX {
+            beyond.push(format!("{growth:?}: {before}, then {flows}"));
         }
     }
     assert_eq!(beyond, [] as [String; 0]);
@@ -154,6 +179,39 @@ fn an_open_address_does_not_close_because_another_pod_has_filled_the_node() {
     assert_eq!(closed, [] as [String; 0]);
 }
 
+/// The agent reads everything, with the rows of these pods.
+fn read_all(node: &mut Node, before: &Node, pods: &[(u8, String)], rules: &[Rule]) {
+    node.give(Input::SwitchUp);
+    node.give(firewalls(true, Some(firewall(rules))));
+    node.give(Input::Nb(NbUpdate {
+        reset: true,
+        acls: acls(rules),
+        ..NbUpdate::default()
+    }));
+    node.pods = before.pods.clone();
+    let row = |host: u8| RowId::new(0x100 + u128::from(host));
+    let interfaces = pods.iter().map(|(host, pod)| {
+        let interface = interface(&format!("ns1_{pod}"), *host, &format!("uid-{pod}"));
+        (row(*host), Some(interface))
+    });
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: interfaces.collect(),
+    }));
+    let bindings = pods.iter().map(|(host, pod)| {
+        let binding = port_binding(&format!("ns1_{pod}"), *host);
+        (row(*host), Some(binding))
+    });
+    node.give(Input::Sb(SbUpdate {
+        reset: true,
+        datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
+        port_bindings: bindings.collect(),
+        port_groups: vec![node.group()],
+        logical_flows: logical_flows(rules),
+        ..SbUpdate::default()
+    }));
+}
+
 /// A pod has addresses with many flows, and another pod has filled the node since then. The agent starts anew.
 #[test]
 fn a_start_closes_nothing_because_another_pod_has_filled_the_node() {
@@ -177,37 +235,8 @@ fn a_start_closes_nothing_because_another_pod_has_filled_the_node() {
         let saved = before.engine.snapshot(before.now);
         let mut node = started(&mut before, &saved, config(WAYS[0]));
         node.engine.told.cache.limits_mut().names_per_node_max = 1000;
-        node.give(Input::SwitchUp);
-        node.give(firewalls(true, Some(firewall(&rules))));
-        node.give(Input::Nb(NbUpdate {
-            reset: true,
-            acls: acls(&rules),
-            ..NbUpdate::default()
-        }));
-        node.pods = before.pods.clone();
-        let pods = [("p0", 4_u8), ("p1", 5)];
-        let row = |host: u8| RowId::new(0x100 + u128::from(host));
-        let of_pod = |(name, host): (&str, u8)| {
-            let port = format!("ns1_{name}");
-            let interface = interface(&port, host, &format!("uid-{name}"));
-            (row(host), Some(interface))
-        };
-        node.give(Input::Interfaces(InterfaceUpdate {
-            reset: true,
-            interfaces: pods.map(of_pod).into(),
-        }));
-        let of_pod = |(name, host): (&str, u8)| {
-            let binding = port_binding(&format!("ns1_{name}"), host);
-            (row(host), Some(binding))
-        };
-        node.give(Input::Sb(SbUpdate {
-            reset: true,
-            datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
-            port_bindings: pods.map(of_pod).into(),
-            port_groups: vec![node.group()],
-            logical_flows: logical_flows(&rules),
-            ..SbUpdate::default()
-        }));
+        let pods = [(4, "p0".to_owned()), (5, "p1".to_owned())];
+        read_all(&mut node, &before, &pods, &rules);
         node.pass(2 * COMPARE_INTERVAL);
         assert_eq!(open(&node), told.len(), "filled: {is_filled}");
     }
@@ -237,7 +266,7 @@ fn a_further_address_with_one_port_is_opened_in_a_full_node() {
     }
 }
 
-/// A pod with many flows has room for eight more at a further address. It has more if the node is full.
+/// A pod with many flows has room for eight at a further address, and for no more where the node is full.
 #[test]
 fn a_pod_has_no_more_room_where_the_node_is_full() {
     for is_full in [false, true] {
@@ -254,6 +283,241 @@ fn a_pod_has_no_more_room_where_the_node_is_full() {
         let (flows, most) = (own(&node), 8 * 100 + 101 + 8 * 50);
         assert!(flows <= most, "full: {is_full}: {flows} of {most}");
     }
+}
+
+/// Addresses of a rule with many ports have marks, which are no flows. Then a denied name leads to them, or an edit denies
+/// their name.
+#[test]
+fn flows_of_all_pods_have_a_limit_though_they_were_marks() {
+    let mut beyond = Vec::new();
+    for way in WAYS {
+        for is_edited in [false, true] {
+            let mut node = node(way, &[deny("bad.test"), many(allow("many.test"), 100)]);
+            node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+            let told = addresses(0, 40);
+            for (host, pod) in five_pods() {
+                node.add_pod(&pod, host);
+                node.answer(&pod, "many.test", &told, 600);
+            }
+            node.pass(Duration::from_secs(1));
+            let before = own(&node);
+            if is_edited {
+                let rules = [many(deny("many.test"), 1), many(allow("many.test"), 100)];
+                edit(&mut node, &rules);
+            } else {
+                for (_, pod) in five_pods() {
+                    node.answer(&pod, "bad.test", &told, 600);
+                }
+            }
+            node.pass(Duration::from_secs(1));
+            node.engine.told.cache.check();
+            let flows = own(&node);
+            if flows > FLOWS_MAX {
+                beyond.push(format!(
+                    "{way:?}, edited: {is_edited}: {before}, then {flows}"
+                ));
+            }
+        }
+    }
+    assert_eq!(beyond, [] as [String; 0]);
+}
+
+/// A mark is no flow of the address, and its group has room for all of its flows, however full the node is.
+#[test]
+fn a_further_address_has_all_of_its_ports_by_a_mark_in_a_full_node() {
+    let rules = [
+        many(deny("bad.test"), 100),
+        many(allow("many.test"), 50),
+        deny_all(),
+    ];
+    let mut node = four_pods(WAYS[1], &rules);
+    fill(&mut node);
+    node.answer("p1", "many.test", &addresses(0, 40), 600);
+    node.pass(Duration::from_secs(1));
+    let open = addresses(0, 40).into_iter();
+    let open = open.filter(|address| is_open(&node, *address, 1));
+    assert_eq!(open.count(), 40);
+}
+
+/// Pods with addresses of many flows, most of which had no room on the node. The agent starts anew.
+#[test]
+fn a_start_brings_no_more_flows_than_the_node_may_have() {
+    let rules = [many(deny("many.test"), 100)];
+    let pods = five_pods();
+    let mut before = node(WAYS[0], &rules);
+    before.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+    for (host, pod) in &pods {
+        before.add_pod(pod, *host);
+        before.answer(pod, "many.test", &addresses(0, 40), 600);
+    }
+    before.pass(Duration::from_secs(1));
+    let closed = |node: &Node| {
+        let all_ports = node
+            .of_rules()
+            .filter(|key| key.matches.transport.is_none());
+        all_ports.count()
+    };
+    let (flows, closed_before) = (own(&before), closed(&before));
+    assert!(flows <= FLOWS_MAX, "{flows}");
+    for _ in 0..3 {
+        let saved = before.engine.saved(before.now);
+        let mut node = started(&mut before, &[], config(WAYS[0]));
+        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        node.engine.load_snapshot(saved, node.now);
+        read_all(&mut node, &before, &pods, &rules);
+        node.pass(2 * COMPARE_INTERVAL);
+        node.engine.told.cache.check();
+        assert!(own(&node) <= FLOWS_MAX, "{}", own(&node));
+        // An address with all of its flows keeps them.
+        assert!(closed(&node) <= closed_before, "{}", closed(&node));
+        before = node;
+    }
+}
+
+/// Until the first comparison has ended, the agent does not plan flows without end for the names of the snapshot.
+#[test]
+fn a_start_plans_no_more_flows_than_the_node_may_have() {
+    let rules = [many(deny("many.test"), 100)];
+    let pods = five_pods();
+    let mut before = node(WAYS[0], &rules);
+    before.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+    for (host, pod) in &pods {
+        before.add_pod(pod, *host);
+        before.answer(pod, "many.test", &addresses(0, 40), 600);
+    }
+    let saved = before.engine.saved(before.now);
+    let mut node = started(&mut before, &[], config(WAYS[0]));
+    node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+    node.engine.load_snapshot(saved, node.now);
+    node.switch_answers = false;
+    read_all(&mut node, &before, &pods, &rules);
+    let planned = node.engine.flow_count();
+    assert!(planned > 0 && planned <= FLOWS_MAX, "{planned}");
+}
+
+/// Three rules open an address, and the flows of the first do not fit. Other pods fill the node, and an edit moves the
+/// rules.
+#[test]
+fn open_ports_do_not_close_because_other_pods_have_filled_the_node() {
+    for is_filled in [false, true] {
+        let denied = || many(deny("bad.test"), 100);
+        let of_names = || {
+            [
+                many(allow("a.test"), 100),
+                many(allow("b.test"), 80),
+                many(allow("c.test"), 80),
+            ]
+        };
+        let [a, b, c] = of_names();
+        let rules = [allow("former.test"), denied(), a, b, c, deny_all()];
+        let mut node = four_pods(None, &rules);
+        for name in ["a.test", "b.test", "c.test"] {
+            node.answer("p1", name, &[ADDRESS], 600);
+        }
+        let open =
+            |node: &Node, from: u16| [0, 1, 2].map(|place| is_open(node, ADDRESS, from + place));
+        assert_eq!(open(&node, 2), [false, true, true]);
+        if is_filled {
+            fill(&mut node);
+        }
+        let moved = [vec![allow("new.test")], rules.to_vec()].concat();
+        edit(&mut node, &moved);
+        node.pass(Duration::from_secs(1));
+        assert_eq!(open(&node, 3), [false, true, true], "filled: {is_filled}");
+    }
+}
+
+/// Other pods fill the node. An edit adds a port to a rule, or a name of another rule comes to lead to the address.
+#[test]
+fn an_open_address_of_a_full_node_does_not_close_because_it_would_have_one_flow_more() {
+    let mut closed = Vec::new();
+    for way in WAYS {
+        for is_edited in [true, false] {
+            for (ports, is_filled) in [1, 2, 50]
+                .map(|ports| [(ports, false), (ports, true)])
+                .concat()
+            {
+                let rules = |ports| {
+                    [
+                        many(deny("bad.test"), 100),
+                        many(allow("example.com"), ports),
+                        many(allow("other.test"), 1),
+                        deny_all(),
+                    ]
+                };
+                let mut node = four_pods(way, &rules(ports));
+                node.answer("p1", "example.com", &[ADDRESS], 600);
+                node.pass(Duration::from_secs(1));
+                assert!(is_open(&node, ADDRESS, 1));
+                if is_filled {
+                    fill(&mut node);
+                }
+                match is_edited {
+                    true => edit(&mut node, &rules(ports + 1)),
+                    false => node.answer("p1", "other.test", &[ADDRESS], 600),
+                }
+                node.pass(Duration::from_secs(1));
+                if !is_open(&node, ADDRESS, 1) {
+                    let marks = way.is_some();
+                    let by = format!("marks: {marks}, edited: {is_edited}, {ports} ports");
+                    closed.push(format!("{by}, filled: {is_filled}"));
+                }
+            }
+        }
+    }
+    assert_eq!(closed, [] as [String; 0]);
+}
+
+/// The kernel has refused the mark of an address a while ago, which has flows of its own since. When its group is in
+/// force, a further name has its mark tried again, and the kernel refuses it again. Other pods have filled the node.
+#[test]
+fn a_mark_that_is_refused_again_does_not_close_an_open_address_of_a_full_node() {
+    for is_filled in [false, true] {
+        let rules = [
+            many(deny("bad.test"), 100),
+            many(allow("example.com"), 50),
+            deny_all(),
+        ];
+        let mut node = four_pods(WAYS[1], &rules);
+        node.refuses_marks = true;
+        node.answer("p1", "example.com", &[ADDRESS], 3600);
+        node.pass(Duration::from_secs(70));
+        if is_filled {
+            fill(&mut node);
+        }
+        assert!(is_open(&node, ADDRESS, 1));
+        for name in ["a", "b", "c"] {
+            node.answer("p1", &format!("{name}.example.com"), &[ADDRESS], 3600);
+            node.pass(Duration::from_secs(5));
+            assert!(is_open(&node, ADDRESS, 1), "{name}, filled: {is_filled}");
+        }
+    }
+}
+
+/// An address that a rule denies has few flows of its own in a full node. The denial ends, and with the next answer the
+/// mark brings the others back.
+#[test]
+fn an_address_that_is_not_denied_any_more_has_all_ports_by_its_mark() {
+    let rules = |is_denied| {
+        let other = if is_denied { deny } else { allow };
+        [
+            many(deny("bad.test"), 100),
+            many(other("other.test"), 1),
+            many(allow("example.com"), 50),
+            deny_all(),
+        ]
+    };
+    let mut node = four_pods(WAYS[1], &rules(true));
+    fill(&mut node);
+    for name in ["example.com", "other.test"] {
+        node.answer("p1", name, &[ADDRESS], 600);
+        node.pass(Duration::from_secs(1));
+    }
+    assert!(!is_open(&node, ADDRESS, 2) && is_open_at_all(&node, ADDRESS));
+    edit(&mut node, &rules(false));
+    node.pass(Duration::from_secs(1));
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    assert!(is_open(&node, ADDRESS, 2));
 }
 
 /// The node has as many names as it may have, and an address whose name is not known. It gives way for no further name,

@@ -11,9 +11,9 @@ use std::{
 
 use crate::{
     policy::plan::{
-        MatchedRules, Plan, Planner, PortFacts, Room, fitting_among, matched_by_any, place_of,
+        MatchedRules, Planned, Planner, PortFacts, Space, matched_by_any, place_of, room::fitting,
     },
-    values::{firewall::RuleAction, name::DomainName},
+    values::{firewall::RuleAction, limits::FLOWS_PER_ADDRESS_MAX, name::DomainName},
 };
 
 /// The facts that determine the deciding rules, beside the names.
@@ -21,8 +21,6 @@ use crate::{
 pub(crate) struct Basis {
     /// Another number when the rules of the port may be others.
     pub(crate) version: u64,
-    /// The room for flows.
-    pub(crate) room: Room,
     /// Whether only rules that deny count.
     pub(crate) denials_only: bool,
     /// Whether a rule denies one of the names: the address has flows of its own.
@@ -41,8 +39,6 @@ pub(crate) struct Deciding {
     rules: MatchedRules,
     /// Whether the rules have more names than there is room for flows. Then no name has a part of the room.
     is_crowded: bool,
-    /// Whether some rules have not all of their flows in the last plan.
-    is_cut: bool,
 }
 
 /// The names of an address for a plan, and the known facts about their rules.
@@ -51,6 +47,8 @@ pub(crate) struct ManyNames<'a, N> {
     pub(crate) names: N,
     /// The other facts that determine their deciding rules.
     pub(crate) basis: Basis,
+    /// The room for flows.
+    pub(crate) space: Space,
     /// The rules that decided over the last plan.
     pub(crate) known: Option<Deciding>,
     /// The rules of the name that has come since, if one has.
@@ -60,18 +58,18 @@ pub(crate) struct ManyNames<'a, N> {
 }
 
 impl Planner {
-    /// The flows that open `to` for the port, because of many names, `None` if they stay; whether some rules have not all
-    /// of theirs; and the rules that decide. All names are looked at only if others than the further one have changed, or
-    /// the basis has.
+    /// The flows that open `to` for the port, because of many names, `None` if they stay; and the rules that decide. All
+    /// names are looked at only if others than the further one have changed, or the basis has.
     pub(crate) fn for_many<'n, N: ExactSizeIterator<Item = &'n DomainName>>(
         &mut self,
         facts: PortFacts<'_>,
         to: IpAddr,
         many: ManyNames<'_, N>,
-    ) -> (Option<Plan>, bool, Deciding) {
+    ) -> (Option<Planned>, Deciding) {
         let ManyNames {
             names,
             basis,
+            space,
             known,
             further,
             may_stay,
@@ -82,13 +80,13 @@ impl Planner {
         let sources = facts.sources(v6);
         let known = known
             .filter(|known| (known.basis, known.sources, known.names) == (basis, sources, before));
-        let mut deciding = match known {
+        let deciding = match known {
             Some(mut known) => {
                 known.names = count;
                 let further = further.unwrap_or_default();
                 let is_changed = self.add_deciding(facts, v6, &mut known, further);
                 if may_stay && !is_changed {
-                    return (None, known.is_cut, known);
+                    return (None, known);
                 }
                 known
             }
@@ -103,7 +101,6 @@ impl Planner {
                     names: count,
                     rules: MatchedRules::new(),
                     is_crowded: false,
-                    is_cut: false,
                 };
                 let all = matched_by_any(facts.sets, names);
                 self.add_deciding(facts, v6, &mut deciding, &all);
@@ -113,11 +110,9 @@ impl Planner {
         let Deciding {
             rules, is_crowded, ..
         } = &deciding;
-        let among = (&rules[..], *is_crowded);
-        let fitting = fitting_among(facts.sets, facts.addresses, v6, among, basis.room);
-        let (plan, is_cut) = self.for_fitting(facts, to, rules, fitting);
-        deciding.is_cut = is_cut;
-        (Some(plan), is_cut, deciding)
+        let fitting = fitting(facts, v6, (&rules[..], *is_crowded));
+        let planned = self.for_fitting(facts, to, (rules, fitting), &space);
+        (Some(planned), deciding)
     }
 
     /// Adds the rules of further names to those that decide. Returns whether others decide than before.
@@ -159,10 +154,9 @@ impl Planner {
         rules.sort_unstable_by_key(in_order);
         rules.dedup();
         let name = |place| rule(place).name.name();
-        let room = basis.room.flows();
         *is_crowded = *is_crowded || {
             let names = rules.iter().map(|place| name(*place));
-            names.collect::<BTreeSet<&DomainName>>().len() > room
+            names.collect::<BTreeSet<&DomainName>>().len() > FLOWS_PER_ADDRESS_MAX
         };
         // Of the rules of one name with as many flows each, the first ones fit, if any. If no name has a part, that is true
         // of the rules of all names.
@@ -172,7 +166,7 @@ impl Planner {
             let place = *place;
             let of_name = (!*is_crowded).then(|| name(place));
             let first = alike.entry((of_name, size(place))).or_default();
-            if *first * size(place) <= room {
+            if *first * size(place) <= FLOWS_PER_ADDRESS_MAX {
                 *first += 1;
                 return true;
             }

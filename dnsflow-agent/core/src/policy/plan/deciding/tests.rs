@@ -9,7 +9,10 @@ use crate::{
         template::{AclTemplate, ActionTemplate, ActionText, CachedActions, Step},
         view::TunnelKeys,
     },
-    policy::rules::{ActiveRule, NamePattern, RuleSet},
+    policy::{
+        plan::Room,
+        rules::{ActiveRule, NamePattern, RuleSet},
+    },
     values::{
         flow::{Protocol, Transport},
         ids::PortId,
@@ -115,12 +118,12 @@ proptest! {
             marks_end: None,
         };
         let to = IpAddr::from([203, 0, 113, 1]);
-        let mut basis = Basis {
+        let basis = Basis {
             version: 0,
-            room: if is_little { Room::Little } else { Room::Usual },
             denials_only,
             is_denied: true,
         };
+        let mut room = if is_little { Room::Little } else { Room::Usual };
         let mut planner = Planner::default();
         let mut names: Vec<DomainName> = Vec::new();
         let mut known = None;
@@ -131,30 +134,33 @@ proptest! {
             match event {
                 // A name has come without a plan, or the room is another one.
                 0 => names.push("of-none.other".parse().expect("a name")),
-                1 => basis.room = if basis.room == Room::Little { Room::Usual } else { Room::Little },
+                1 => room = if room == Room::Little { Room::Usual } else { Room::Little },
                 _ => {}
             }
             names.push(name);
             let many = ManyNames {
                 names: names.iter(),
                 basis,
+                space: Space { room, has: Vec::new() },
                 known,
                 further: Some(&matched),
                 may_stay: event % 2 == 0,
             };
-            let (plan, is_cut, deciding) = planner.for_many(facts, to, many);
+            let (planned, deciding) = planner.for_many(facts, to, many);
             let mut all = matched_by_any(&sets, names.iter());
             let denies = |place: &(usize, usize)| sets[place.0].rules()[place.1].action == RuleAction::Deny;
             all.retain(|place| !denials_only || denies(place));
-            let wanted = planner.for_rules(facts, to, &all, basis.room);
-            let plan = plan.or(last).expect("a plan stays that was made");
-            prop_assert_eq!((&plan, is_cut), (&wanted.0, wanted.1));
+            let wanted = planner.for_rules(facts, to, &all, &Space { room, has: Vec::new() });
+            let planned = planned.or(last).expect("a plan stays that was made");
+            prop_assert_eq!(planned.cut_of_own(), wanted.cut_of_own());
+            prop_assert_eq!((&planned.plan, planned.is_cut), (&wanted.plan, wanted.is_cut));
+            prop_assert_eq!(planned.clone().into_own(), wanted.into_own());
             // Each number of flows from 1 to the room's, and two rules of each set that do not fit.
-            let room = basis.room.flows();
-            let most: usize = (1..=room).map(|size| room / size + 1).sum();
+            let most = FLOWS_PER_ADDRESS_MAX;
+            let most: usize = (1..=most).map(|size| most / size + 1).sum();
             prop_assert!(!deciding.is_crowded || deciding.rules.len() <= most + 4);
             known = Some(deciding);
-            last = Some(plan);
+            last = Some(planned);
         }
     }
 }
