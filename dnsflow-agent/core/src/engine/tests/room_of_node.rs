@@ -395,6 +395,49 @@ fn a_start_plans_no_more_flows_than_the_node_may_have() {
     assert!(planned > 0 && planned <= FLOWS_MAX, "{planned}");
 }
 
+/// A pod has more flows than it has room for. The agent starts anew, and plans its addresses in another order.
+#[test]
+fn a_start_closes_nothing_because_the_pod_has_many_flows() {
+    const ADDRESSES: u32 = 64;
+    let rules = [many(allow("many.test"), 50), deny_all()];
+    let mut before = node(WAYS[0], &rules);
+    before.engine.told.cache.limits_mut().addresses_per_port_max = ADDRESSES as usize;
+    before.answer("p1", "many.test", &addresses(0, ADDRESSES), 600);
+    let open = before.destinations();
+    assert!(!open.is_empty() && open.len() < ADDRESSES as usize);
+    let saved = before.engine.saved(before.now);
+    let mut node = started(&mut before, &[], config(WAYS[0]));
+    let limits = node.engine.told.cache.limits_mut();
+    limits.addresses_per_port_max = ADDRESSES as usize;
+    node.engine.load_snapshot(saved, node.now);
+    let mut node = read_but_southbound(node, &before, &rules);
+    node.give(Input::Sb(southbound(&node, &rules)));
+    node.pass(2 * COMPARE_INTERVAL);
+    assert_eq!(node.destinations(), open);
+}
+
+/// A flow in which a rule closes all ports is there without room, and keeps no flow of another rule for all ports.
+#[test]
+fn edits_of_a_closed_address_bring_no_flows_without_end() {
+    let rules = |allowed| {
+        let mut rules = vec![many(deny("bad.test"), 100)];
+        rules.extend(vec![allow("example.com"); allowed]);
+        rules.push(many(deny("example.com"), 3));
+        rules
+    };
+    let mut node = four_pods(WAYS[0], &rules(0));
+    fill(&mut node);
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    for allowed in 1..8 {
+        edit(&mut node, &rules(allowed));
+        node.pass(Duration::from_secs(1));
+        let keys = node.of_rules();
+        let flows = keys.filter(|key| key.matches.ends.dst() == Some(ADDRESS.into()));
+        let (flows, most) = (flows.count(), 2 + 1);
+        assert!(flows <= most, "{allowed} rules: {flows} of {most}");
+    }
+}
+
 /// Three rules open an address, and the flows of the first do not fit. Other pods fill the node, and an edit moves the
 /// rules.
 #[test]
