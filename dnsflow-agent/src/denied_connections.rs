@@ -17,7 +17,8 @@ use dnsflow_core::{
         view::Judged,
     },
     io::report::{Denied, Report},
-    values::name::DomainName,
+    tools::counter_vec::CounterVec,
+    values::{name::DomainName, verdict::DenialReason},
 };
 use tokio::time::sleep;
 use tracing::warn;
@@ -47,10 +48,10 @@ pub struct DenialCounts(Arc<Mutex<Counts>>);
 /// What is counted.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Counts {
-    /// By the EgressFirewall's namespace and the index of the rule that denies.
-    pub by_rule: BTreeMap<(String, u32), u64>,
+    /// By the EgressFirewall's namespace, the index of the rule that denies, and why.
+    pub by_rule: BTreeMap<(String, u32, DenialReason), u64>,
     /// Those for which there was no room in `by_rule`, or which no rule denies.
-    pub others: u64,
+    pub others: CounterVec<DenialReason>,
     /// Those that were not reported because the pod has led to too many reports.
     pub reports_left_out: u64,
     /// Attempts that nobody has judged: the hot thread did not answer.
@@ -62,12 +63,15 @@ pub struct Counts {
 impl Counts {
     fn count(&mut self, denied: &Denied) {
         let has_room = self.by_rule.len() < RULES_COUNTED_MAX;
-        let key = denied.rule.map(|rule| (denied.namespace.clone(), rule));
+        let reason = denied.reason.of_denial();
+        let key = denied
+            .rule
+            .map(|rule| (denied.namespace.clone(), rule, reason));
         match key {
             Some(key) if has_room || self.by_rule.contains_key(&key) => {
                 *self.by_rule.entry(key).or_default() += 1;
             }
-            _ => self.others += 1,
+            _ => self.others.count(reason),
         }
     }
 }

@@ -4,6 +4,8 @@
 //! name of a pod, of a name or of an address as a label: their number is bounded. `docs/metrics.md` lists
 //! them; a test compares the list.
 
+mod process;
+
 use std::{
     fmt,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -12,20 +14,29 @@ use std::{
 
 use dnsflow_common::reason::Reason;
 use dnsflow_core::{
+    Timestamp,
     ask::view::Totals,
     engine::Engine,
-    io::counters::Counters,
+    io::{counters::Counters, input::HeldFrame},
     tools::counter_vec::{CounterVec, Label},
 };
 use dnsflow_ovsdb::OvsdbCounters;
 use hyper::body::Bytes;
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, text::encode},
-    metrics::{counter::ConstCounter, gauge::ConstGauge, histogram::Histogram, info::Info},
+    encoding::{
+        DescriptorEncoder, EncodeMetric as _, MetricEncoder,
+        text::{encode, encode_registry},
+    },
+    metrics::{
+        counter::ConstCounter, family::Family as ByLabel, gauge::ConstGauge, histogram::Histogram,
+        info::Info,
+    },
     registry::{Registry, Unit},
 };
 use tokio::sync::Mutex;
+
+use process::OfProcess;
 
 use crate::{
     asking::VERSION,
@@ -45,9 +56,9 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// thread's time by asking often.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The upper bounds of the histogram of activations, in seconds: answers that wait for nothing take a
-/// fraction of a millisecond, others up to `--hold-max`.
-const ACTIVATION_BUCKETS: [f64; 13] = [
+/// The upper bounds of the histograms, in seconds: answers that wait for nothing take a fraction of a millisecond, others
+/// up to `--hold-max`.
+const SECONDS: [f64; 13] = [
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0,
 ];
 
@@ -67,20 +78,47 @@ pub struct DatabaseCounters {
 pub struct Observed {
     /// From the capture of an answer to the flows in force.
     activation: Histogram,
+    /// From the capture of an answer to its way back, by whether its wait was over.
+    held: ByLabel<[(&'static str, &'static str); 1], Histogram>,
 }
 
 impl Default for Observed {
     fn default() -> Self {
+        let held = ByLabel::new_with_constructor(histogram as fn() -> Histogram);
+        // Both series are there from the start.
+        for result in [IN_TIME, OVERRUN] {
+            drop(held.get_or_create(&result));
+        }
         Self {
-            activation: Histogram::new(ACTIVATION_BUCKETS),
+            activation: histogram(),
+            held,
         }
     }
 }
+
+fn histogram() -> Histogram {
+    Histogram::new(SECONDS)
+}
+
+/// An answer that went back when its addresses were open, or at once if they were.
+const IN_TIME: [(&str, &str); 1] = [("result", "in_time")];
+/// An answer that was held for as long as `--hold-max`.
+const OVERRUN: [(&str, &str); 1] = [("result", "overrun")];
 
 impl Observed {
     /// The flows for an answer are in force.
     pub fn opened(&self, activation: Duration) {
         self.activation.observe(activation.as_secs_f64());
+    }
+
+    /// A held answer goes back.
+    pub fn released(&self, frame: &HeldFrame, now: Timestamp) {
+        let result = match frame.is_overrun {
+            true => OVERRUN,
+            false => IN_TIME,
+        };
+        let held = now.since(frame.captured_at);
+        self.held.get_or_create(&result).observe(held.as_secs_f64());
     }
 }
 
@@ -187,9 +225,19 @@ impl Metrics {
             Unit::Seconds,
             self.observed.activation.clone(),
         );
+        registry.register_with_unit(
+            "held_answer",
+            "From the capture of a held answer in the kernel to its way back onto the veth",
+            Unit::Seconds,
+            self.observed.held.clone(),
+        );
         registry.register_collector(Box::new(Families(families)));
         let mut text = String::new();
-        encode(&mut text, &registry).ok()?;
+        encode_registry(&mut text, &registry).ok()?;
+        // Every exporter calls these the same: without the prefix.
+        let mut of_process = Registry::default();
+        of_process.register_collector(Box::new(OfProcess(process::read())));
+        encode(&mut text, &of_process).ok()?;
         Some(text)
     }
 }
@@ -210,8 +258,8 @@ enum Values {
     One(u64),
     /// One for each value of this label.
     Labelled(&'static str, Vec<(&'static str, u64)>),
-    /// One for each rule of an EgressFirewall: namespace, index of the rule, value.
-    ByRule(Vec<(String, String, u64)>),
+    /// One for each rule of an EgressFirewall and each reason: namespace, index of the rule, reason, value.
+    ByRule(Vec<(String, String, &'static str, u64)>),
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -288,10 +336,19 @@ impl Family {
                 let labels = [(*label, *of)];
                 self.encode_value(*value, metric.encode_family(&labels)?)
             }),
-            Values::ByRule(values) => values.iter().try_for_each(|(namespace, rule, value)| {
-                let labels = [("namespace", namespace), ("rule", rule)];
-                self.encode_value(*value, metric.encode_family(&labels)?)
-            }),
+            Values::ByRule(values) => {
+                values
+                    .iter()
+                    .try_for_each(|(namespace, rule, reason, value)| {
+                        // `namespace` is what Prometheus calls the agent's own.
+                        let labels = [
+                            ("egressfirewall_namespace", &**namespace),
+                            ("rule", rule),
+                            ("reason", reason),
+                        ];
+                        self.encode_value(*value, metric.encode_family(&labels)?)
+                    })
+            }
         }
     }
 
@@ -599,15 +656,19 @@ fn of_denials(counts: Counts) -> [Family; 3] {
         places_forgotten,
     } = counts;
     let by_rule = by_rule.into_iter();
-    let by_rule = by_rule.map(|((namespace, rule), count)| (namespace, rule.to_string(), count));
+    let by_rule = by_rule.map(|((namespace, rule, reason), count)| {
+        (namespace, rule.to_string(), reason.as_str(), count)
+    });
     // No namespace has an empty name.
-    let others = [(String::new(), String::new(), others)];
+    let others = others.iter();
+    let others =
+        others.map(|(reason, count)| (String::new(), String::new(), reason.as_str(), count));
     [
         Family {
             name: "denied_connections",
             help: "Connections of pods that an EgressFirewall denies, to one place once in ten seconds.",
             kind: Kind::Counter,
-            values: Values::ByRule(others.into_iter().chain(by_rule).collect()),
+            values: Values::ByRule(others.chain(by_rule).collect()),
         },
         Family::counters(
             "denials_left_out",

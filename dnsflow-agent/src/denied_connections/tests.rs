@@ -36,6 +36,28 @@ fn the_rules_that_are_counted_have_a_limit() {
     counts.count(&denied("ns2", Some(0)));
     counts.count(&denied("ns1", None));
     assert_eq!(counts.by_rule.len(), RULES_COUNTED_MAX);
-    assert_eq!(counts.by_rule[&("ns1".into(), 0)], 2);
-    assert_eq!(counts.others, 3);
+    let by_rule = DenialReason::ByRule;
+    assert_eq!(counts.by_rule[&("ns1".into(), 0, by_rule)], 2);
+    assert_eq!(counts.others[by_rule], 3);
+}
+
+#[test]
+fn what_is_allowed_and_not_open_is_told_apart_from_what_rules_deny() {
+    let mut counts = Counts::default();
+    for reason in [
+        Reason::DeniedByRule,
+        Reason::WrongPort,
+        Reason::LimitReached,
+        Reason::FlowMissing,
+        Reason::NotResolved,
+    ] {
+        counts.count(&Denied {
+            reason,
+            ..denied("ns1", Some(3))
+        });
+    }
+    let count = |reason| counts.by_rule[&("ns1".into(), 3, reason)];
+    assert_eq!(count(DenialReason::ByRule), 2);
+    assert_eq!(count(DenialReason::NotOpen), 2);
+    assert_eq!(count(DenialReason::NotAsked), 1);
 }

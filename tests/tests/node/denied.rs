@@ -141,7 +141,9 @@ fn a_pod_that_tries_everything_hides_no_denial_of_another() {
         0.0
     );
     assert!(value("dnsflow_denials_left_out_total{reason=\"over_budget\"}") > 50.0);
-    let counted = value("dnsflow_denied_connections_total{namespace=\"ns1\",rule=\"1\"}");
+    let counted = value(
+        "dnsflow_denied_connections_total{egressfirewall_namespace=\"ns1\",rule=\"1\",reason=\"not_asked\"}",
+    );
     assert!(counted > 100.0, "{counted}");
 }
 

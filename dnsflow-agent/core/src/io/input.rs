@@ -53,6 +53,8 @@ impl Frame<'_> {
             ifindex: self.ifindex,
             bytes: self.bytes.into(),
             gso_size: self.gso_size,
+            captured_at: self.captured_at,
+            is_overrun: false,
         }
     }
 }
@@ -66,6 +68,10 @@ pub struct HeldFrame {
     pub bytes: Box<[u8]>,
     /// As in [`Frame`].
     pub gso_size: u16,
+    /// As in [`Frame`].
+    pub captured_at: Timestamp,
+    /// Whether the frame was held for as long as is allowed, and its wait is not over.
+    pub is_overrun: bool,
 }
 
 /// The addresses of a pod's port: those that OVN's port security lets the pod send from. Only questions from these

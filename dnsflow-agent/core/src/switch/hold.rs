@@ -428,8 +428,9 @@ impl HoldQueue {
 
     /// Takes out a frame that is the first of its connection, and that was removed from `due`.
     fn leave(&mut self, number: Number) -> Option<(HeldFrame, HoldEvent)> {
-        let held = self.frames.remove(&number)?;
+        let mut held = self.frames.remove(&number)?;
         let why = held.why();
+        held.frame.is_overrun = why == HoldEvent::Overrun;
         for batch in &held.wait.batches {
             self.waiting.remove(&(*batch, number));
         }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::tools::counter_vec::labels;
+
 /// The verdict over a connection.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -101,4 +103,58 @@ pub enum Reason {
     NodeSelector,
     /// The switch cannot be asked.
     SwitchAway,
+}
+
+labels! {
+    /// Why a connection is denied, for those who are paged.
+    DenialReason {
+        /// The rules deny it: what they are for.
+        ByRule = "denied_by_rule",
+        /// The pod does not have the address from a trusted DNS server, or not any more.
+        NotAsked = "not_asked",
+        /// The address is never opened.
+        Refused = "address_refused",
+        /// A dry run.
+        DryRun = "dry_run",
+        /// A rule allows it, and the address is not open: a limit, a rule that is not in force, or a fault.
+        NotOpen = "allowed_but_not_open",
+    }
+}
+
+impl Reason {
+    /// The reason of a denied connection, for the metric.
+    pub fn of_denial(self) -> DenialReason {
+        match self {
+            Self::DeniedByRule | Self::DeniedByEarlierRule | Self::WrongPort => {
+                DenialReason::ByRule
+            }
+            Self::NotResolved | Self::Expired | Self::ToldToOtherPod => DenialReason::NotAsked,
+            Self::AddressRefused => DenialReason::Refused,
+            Self::DryRun => DenialReason::DryRun,
+            Self::NoFirewall
+            | Self::NoRuleDenies
+            | Self::AllowedByNetwork
+            | Self::AllowedByName
+            | Self::AllowedByOvn
+            | Self::LimitReached
+            | Self::AclMissing
+            | Self::FirewallNotTakenOver
+            | Self::RuleNotUsable
+            | Self::FlowMissing
+            | Self::NoResolverTrusted
+            | Self::PortNotTrusted
+            | Self::NotAttached
+            | Self::AgentStarting
+            | Self::InPod
+            | Self::NoAddressOfFamily
+            | Self::InCluster
+            | Self::LeadsOut
+            | Self::ClusterName
+            | Self::OnLink
+            | Self::DependsOnPort
+            | Self::DependsOnAddress
+            | Self::NodeSelector
+            | Self::SwitchAway => DenialReason::NotOpen,
+        }
+    }
 }

@@ -80,6 +80,7 @@ impl Hot {
             kernel,
             switch,
             peers,
+            listeners,
             ..
         } = self;
         match command {
@@ -108,7 +109,10 @@ impl Hot {
             Command::ChangeClasses(changes) => kernel.opening.change(changes),
             Command::LeaveNetworks(networks) => kernel.opening.leave(&networks),
             Command::ReadMarks => kernel.marks.begin_reading(),
-            Command::Release(frame) => kernel.releasing.release(&frame, engine),
+            Command::Release(frame) => {
+                kernel.releasing.release(&frame, engine);
+                listeners.observed.released(&frame, now());
+            }
             Command::FindDropping(paths) => peers.find_dropping(paths, engine),
             Command::FindBlocked => peers.ask_conntrack(Request::Find, engine),
             Command::Unblock(connections) => {

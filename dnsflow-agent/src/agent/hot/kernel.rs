@@ -327,6 +327,7 @@ impl Releasing {
             ifindex,
             bytes,
             gso_size,
+            ..
         } = frame;
         if let Err(error) = self.releaser.release(*ifindex, bytes, *gso_size)
             && self.lost.is_news((*ifindex, error.reason()))

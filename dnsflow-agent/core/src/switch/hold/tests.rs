@@ -115,6 +115,8 @@ fn an_answer_leaves_when_its_batch_is_done() {
         ifindex: 1,
         bytes: [1, 2, 3].into(),
         gso_size,
+        captured_at: at(10),
+        is_overrun: false,
     };
     assert_eq!(released, [(expected, Applied)]);
     assert!(queue.is_empty());
