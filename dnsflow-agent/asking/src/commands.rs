@@ -283,10 +283,7 @@ pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> anyhow::Res
     ];
     let asked = client::get(&control.socket.path, "/v1/explain", &parameters);
     let explained: Vec<Explanation> = block_on(asked)?;
-    // A pod on several networks has several ports: one by which the connection passes is enough.
-    let verdicts = || explained.iter().map(|one| one.verdict);
-    let passes = verdicts().find(|verdict| *verdict == Verdict::Allowed);
-    let Some(verdict) = passes.or_else(|| Verdict::of_all(verdicts())) else {
+    let Some(exit) = explained_exit(&explained, &options.target) else {
         bail!(
             "no pod {namespace}/{pod} has an interface on this node: it may be on another node (ask that node's \
              agent), on the host's network, where no EgressFirewall holds, or have ended; see `dnsflow status`"
@@ -298,8 +295,17 @@ pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> anyhow::Res
         OutputFormat::Yaml => write_yaml_list(&explained, output),
     }
     .context(UNWRITTEN)?;
-    let is_by_name = matches!(options.target.parse(), Ok(Target::Name(..)));
-    Ok(Exit::of(verdict, is_by_name))
+    Ok(exit)
+}
+
+/// The exit code for the verdicts over all ports of a pod; `None` without one. A pod on several networks has several
+/// ports: one by which the connection passes is enough.
+pub(crate) fn explained_exit(explained: &[Explanation], target: &str) -> Option<Exit> {
+    let verdicts = || explained.iter().map(|one| one.verdict);
+    let passes = verdicts().find(|verdict| *verdict == Verdict::Allowed);
+    let verdict = passes.or_else(|| Verdict::of_all(verdicts()))?;
+    let is_by_name = matches!(target.parse(), Ok(Target::Name(..)));
+    Some(Exit::of(verdict, is_by_name))
 }
 
 /// Asks for the cache entries that the filters want. `values` are what programs get of an entry, and

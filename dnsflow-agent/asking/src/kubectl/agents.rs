@@ -145,14 +145,33 @@ pub(super) enum KubectlError {
         /// The longest that is taken, in bytes.
         max: u64,
     },
-    /// The pod has no node.
-    #[error("the pod {namespace}/{pod} is on no node yet")]
-    NoNode {
+    /// The pod has no port whose connections an agent knows.
+    #[error("the pod {namespace}/{pod} {why}")]
+    NoPort {
         /// Its namespace.
         namespace: String,
         /// Its name.
         pod: String,
+        /// Why.
+        why: &'static str,
     },
+}
+
+/// The node whose agent knows the connections of a pod, or why there is none.
+fn node_of(pod: &Pod) -> Result<String, &'static str> {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    let spec = pod.spec.as_ref();
+    if spec.and_then(|spec| spec.host_network) == Some(true) {
+        Err("is on the host's network: no EgressFirewall holds for its connections")
+    } else if let Some("Succeeded" | "Failed") = phase {
+        Err("has ended")
+    } else {
+        let node = spec.and_then(|spec| spec.node_name.clone());
+        node.ok_or("is on no node yet")
+    }
 }
 
 /// kubectl, with the options that the user has given.
@@ -212,10 +231,10 @@ impl Kubectl {
             "json",
         ];
         let found: Pod = self.get(&arguments).await?;
-        let node = found.spec.and_then(|spec| spec.node_name);
-        node.ok_or_else(|| KubectlError::NoNode {
+        node_of(&found).map_err(|why| KubectlError::NoPort {
             namespace: namespace.to_owned(),
             pod: pod.to_owned(),
+            why,
         })
     }
 
@@ -559,6 +578,24 @@ mod tests {
         assert_eq!(known.expect("it is known"), expected);
         let other = values(b"{\"format_version\": 2}").expect_err("it is another");
         assert!(other.ends_with("it answers in format 2, not 1"), "{other}");
+    }
+
+    #[test]
+    fn a_pod_without_a_port_has_its_own_answer() {
+        let node = |spec, status| {
+            let pod = serde_json::json!({"metadata": {}, "spec": spec, "status": status});
+            node_of(&serde_json::from_value(pod).expect("a pod"))
+        };
+        let running = serde_json::json!({"phase": "Running"});
+        let spec = serde_json::json!({"containers": [], "nodeName": "n1"});
+        assert_eq!(node(spec.clone(), running.clone()), Ok("n1".to_owned()));
+        let of_host = serde_json::json!({"containers": [], "nodeName": "n1", "hostNetwork": true});
+        let why = node(of_host, running.clone()).expect_err("it has no port");
+        assert!(why.contains("no EgressFirewall holds"), "{why}");
+        let ended = node(spec, serde_json::json!({"phase": "Succeeded"}));
+        assert_eq!(ended, Err("has ended"));
+        let pending = node(serde_json::json!({"containers": []}), running);
+        assert_eq!(pending, Err("is on no node yet"));
     }
 
     #[test]

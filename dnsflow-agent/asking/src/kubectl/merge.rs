@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     Levels, Status,
+    commands::explained_exit,
     event::Event,
     exit::Exit,
     options::OutputFormat,
@@ -86,6 +87,13 @@ pub(super) fn write(
             }
             Err(reason) => silent.push((node, reason)),
         }
+    }
+    if let Question::Explain { target, .. } = question {
+        // Nothing is missing of an answer that depends.
+        let explained = typed::<Explanation>(&values).context(UNWRITTEN)?;
+        let explained: Vec<_> = explained.into_iter().map(|(_, one)| one).collect();
+        missing.clear();
+        exit = explained_exit(&explained, target).unwrap_or(exit);
     }
     if matches!(question, Question::Report(_)) && values.is_empty() {
         let reasons = silent
@@ -441,6 +449,35 @@ n1     failed   openflow   no answer; start it
         let answers = vec![answer("n1", &[levels], false)];
         let (text, _) = written(&Question::LogLevel, OutputFormat::Table, answers);
         assert_eq!(text, "NODE   LEVEL   STARTED WITH\nn1     info    debug\n");
+    }
+
+    #[test]
+    fn the_verdict_of_an_explanation_is_the_exit_code() {
+        let code = |verdict: &str, target: &str| {
+            let port = json!({
+                "port": "ns1_pod1", "namespace": "ns1", "pod": "pod1", "interface": "veth0", "network": null,
+                "addresses": [], "attachment": "attached", "not_trusted": null, "firewall": null, "told": 0,
+                "limits": [],
+            });
+            let value = json!({"port": port, "verdict": verdict, "addresses": [], "hints": []});
+            let mut said = answer("n1", &[value], false);
+            if let Ok(said) = &mut said.said {
+                said.missing = Some("a part of its answer is missing".to_owned());
+            }
+            let question = Question::Explain {
+                namespace: "ns1".to_owned(),
+                pod: "pod1".to_owned(),
+                target: target.to_owned(),
+            };
+            let written = write(&question, OutputFormat::Json, vec![said], &mut Vec::new());
+            written.expect("it is written")
+        };
+        assert_eq!(code("allowed", "example.com"), Exit::Done);
+        assert_eq!(code("not_yet", "example.com"), Exit::Done);
+        assert_eq!(code("not_yet", "203.0.113.1"), Exit::No);
+        assert_eq!(code("blocked", "example.com"), Exit::No);
+        assert_eq!(code("depends", "example.com"), Exit::Incomplete);
+        assert_eq!(code("not_known", "203.0.113.1"), Exit::Incomplete);
     }
 
     #[test]
