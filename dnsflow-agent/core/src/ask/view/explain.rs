@@ -781,9 +781,11 @@ impl View<'_> {
         if told.is_some()
             && let Some((reason, why)) = self.not_in_force(to, (index, rule), name)
         {
-            let doubt = match reason {
-                Reason::AclMissing => Some(Doubt::Edit),
-                _ => by_set,
+            let doubt = match (reason, to.asked.sets) {
+                (Reason::AclMissing, _) => Some(Doubt::Edit),
+                (_, Sets::Known(_)) => by_set,
+                // ovn-kubernetes has resolved the same name.
+                (_, Sets::Unlikely | Sets::Unknown) => Some(Doubt::Resolved),
             };
             return Match::NotInForce {
                 doubt: doubt.filter(|_| address.is_some()),
