@@ -490,7 +490,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         ),
         Family::gauge(
             "ports_not_trusted",
-            "Logical ports at which nothing counts that the pod is told.",
+            "Logical ports whose DNS answers are ignored.",
             not_trusted,
         ),
         Family::gauges(

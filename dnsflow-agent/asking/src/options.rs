@@ -44,37 +44,37 @@ pub struct Cli {
 pub enum Command {
     /// Run the node's agent until SIGTERM or SIGINT
     Agent(Box<AgentOptions>),
-    /// Say how the running agent is: sources, switch, pods, resolvers, limits, problems
+    /// Show the agent's status: sources, switch, pods, resolvers, limits, problems
     Status(ControlOptions),
-    /// Show the addresses that the pods were told
+    /// Show the addresses in the pods' DNS answers
     #[command(subcommand)]
     Cache(CacheCommand),
-    /// Show the flows that let the pods reach them
+    /// Show the flows that open these addresses
     #[command(subcommand)]
     Flows(FlowsCommand),
-    /// Say why a pod may reach a name or an address, or may not: exit code 3
+    /// Explain why a pod's connection to a name or an address is allowed or blocked
     Explain(ExplainOptions),
-    /// Show what has happened lately, and with --follow what happens
+    /// Show recent events; --follow waits for more
     Observe(ObserveOptions),
-    /// Record what a namespace's pods ask for, and print an EgressFirewall that allows it
+    /// Record the DNS names that a namespace's pods resolve, and print an EgressFirewall that allows them
     Learn(LearnOptions),
-    /// Say what EgressFirewalls that are not applied would have done with the last hour's connections
+    /// Try EgressFirewalls on the last hour's connections without applying them
     Try(TryOptions),
     /// List the rules of a namespace with their last use, the names behind its wildcards, and the
     /// connections that ovn-kubernetes alone would have denied
     #[command(alias = "prune")]
     Unused(UnusedOptions),
-    /// Write a page about this node to send on: rules and their use, names, denied connections, latency
+    /// Write an HTML page about this node: rules and their use, names, denied connections, latency
     Report(ReportOptions),
-    /// Say what a capture of pods' packets would have opened and denied; needs no agent and no privilege
+    /// Show the addresses opened and connections denied for a packet capture; needs no agent or privilege
     Replay(ReplayOptions),
-    /// Show what the agent logs, or change it until the agent ends
+    /// Show the agent's log level, or change it until the agent ends
     LogLevel(LogLevelOptions),
-    /// Write what a bug report needs into one archive: status, cache, events, metrics, log, options
+    /// Write an archive for a bug report: status, cache, events, metrics, log, options
     Bundle(Box<BundleOptions>),
-    /// Remove every flow of dnsflow's from the switch; refused while the agent runs
+    /// Remove all of dnsflow's flows from the switch; refused while the agent runs
     Cleanup(CleanupOptions),
-    /// Say whether the agent could work on this node, and what to do where it could not: exit code 3
+    /// Check whether the agent can work on this node, with the remedy for each failure
     Check(Box<CheckOptions>),
     /// Print the completions of a shell
     Completion {
@@ -124,7 +124,7 @@ pub struct CleanupOptions {
     #[arg(long, value_name = "DIR", env = "DNSFLOW_PIN_DIR")]
     pub pin_dir: Option<PathBuf>,
 
-    /// Say what would be removed, and remove nothing; the agent may be running
+    /// Show what would be removed; the agent may be running
     #[arg(long)]
     pub dry_run: bool,
 }

@@ -152,7 +152,7 @@ pub(crate) fn port_rows(port: &PortView) -> Vec<Row> {
         Attachment::Failed(reason) => Some(format!("not attached: {reason}")),
     };
     let not_trusted = port.not_trusted.iter();
-    let not_trusted = not_trusted.map(|why| format!("nothing counts that it is told: {why}"));
+    let not_trusted = not_trusted.map(|why| format!("its DNS answers are ignored: {why}"));
     let states = attachment.into_iter().chain(not_trusted);
     let states = states.chain(port.limits.iter().cloned());
     let pod = pod(&port.namespace, &port.pod);

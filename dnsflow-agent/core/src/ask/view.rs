@@ -98,7 +98,7 @@ pub struct PortView {
     pub addresses: Vec<IpAddr>,
     /// Whether the programs are attached.
     pub attachment: Attachment,
-    /// Why nothing counts that the pod is told at this port, if so.
+    /// Why DNS answers at this port are ignored, if so.
     pub not_trusted: Option<String>,
     /// The namespace whose EgressFirewall OVN enforces at the port.
     pub firewall: Option<String>,
@@ -239,7 +239,7 @@ pub struct Totals {
     pub pending: usize,
     /// The ports to whose interfaces the programs could not be attached.
     pub failed: usize,
-    /// The ports at which nothing counts that the pod is told.
+    /// The ports whose DNS answers are ignored.
     pub not_trusted: usize,
     /// The EgressFirewalls.
     pub firewalls: usize,
@@ -557,7 +557,7 @@ fn pod_of(row: &Interface) -> (&str, &str) {
     pod_of_port(&row.iface_id)
 }
 
-/// Why nothing counts that a pod is told at a port.
+/// Why DNS answers at a port are ignored.
 pub fn not_trusted_text(reason: &NotTrusted) -> &'static str {
     match reason {
         NotTrusted::SecondaryNetwork(_) => "on a network that is not the pod's primary one",

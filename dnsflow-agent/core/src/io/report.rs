@@ -93,7 +93,7 @@ pub enum Severity {
     Caveat,
 }
 
-/// Why nothing counts that a pod is told at a port.
+/// Why DNS answers at a port are ignored.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum NotTrusted {
     /// It is on a user-defined network that is not the pod's primary one. The cluster's DNS is not

@@ -399,7 +399,7 @@ impl Ports {
         self.tried.get(&interface).map(Option::as_deref)
     }
 
-    /// Why nothing counts that is told at an interface, if so.
+    /// Why DNS answers at an interface are ignored, if so.
     pub(crate) fn not_trusted(&self, interface: RowId) -> Option<&NotTrusted> {
         self.not_trusted.get(&interface)
     }

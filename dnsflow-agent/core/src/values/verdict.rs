@@ -77,7 +77,7 @@ pub enum Reason {
     FlowMissing,
     /// A rule by name would allow it, but no DNS server is trusted.
     NoResolverTrusted,
-    /// A rule by name would allow it, but nothing counts that the pod is told at this port.
+    /// A rule by name would allow it, but DNS answers at this port are ignored.
     PortNotTrusted,
     /// A rule by name would allow it, but the programs are not attached to the pod's interface.
     NotAttached,

@@ -953,7 +953,7 @@ impl View<'_> {
             }
         }
         if self.ports.not_trusted(port.interface).is_some() {
-            let text = "nothing counts that the pod is told at this port (`dnsflow status`)";
+            let text = "DNS answers at this port are ignored (`dnsflow status`)";
             return (Reason::PortNotTrusted, text.to_owned());
         }
         if self
