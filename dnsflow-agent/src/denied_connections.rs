@@ -20,7 +20,7 @@ use dnsflow_core::{
     tools::counter_vec::CounterVec,
     values::{name::DomainName, verdict::DenialReason},
 };
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use crate::{
@@ -33,6 +33,8 @@ use crate::{
 
 /// The wait from what has woken this thread until the ring buffer is read.
 const TURN: Duration = Duration::from_millis(100);
+/// How long an answer that no connection follows is unread at most. `explain` knows it then.
+const UNREAD_MAX: Duration = Duration::from_secs(1);
 /// Records taken from the ring buffer in one turn: 5,120 a second, as 160 pods with nothing left of their
 /// shares hand over.
 const RECORDS_PER_TURN: usize = 512;
@@ -175,7 +177,8 @@ pub(crate) async fn watch(
     listeners: Listeners,
 ) {
     loop {
-        if let Err(error) = aside.readable().await {
+        // An answer wakes nobody: one that no connection follows is read after a while.
+        if let Ok(Err(error)) = timeout(UNREAD_MAX, aside.readable()).await {
             warn!(%error, "denied connections are not told of any more");
             return;
         }

@@ -757,3 +757,88 @@ fn what_is_listed_and_explained_is_so() {
     let (text, code) = ask(&lab, &["explain", "ns1/nobody", "203.0.113.2"]);
     assert_eq!((text.as_str(), code), ("", Some(1)));
 }
+
+/// The rules with the change that a remedy names.
+fn applied(mut rules: Vec<RuleSpec>, remedy: &str) -> Vec<RuleSpec> {
+    let words: Vec<&str> = remedy.split([' ', ';', ',']).collect();
+    let index = |word: &str| word.parse::<usize>().expect("the index of a rule");
+    match words[..] {
+        ["move", "rule", from, "before", "rule", to, ..] => {
+            let rule = rules.remove(index(from));
+            rules.insert(index(to), rule);
+        }
+        ["add", port, "to", "the", "ports", "of", "rule", rule] => {
+            assert_eq!(port, "tcp/80");
+            rules[index(rule)].ports.push(("tcp", 80));
+        }
+        [
+            "allow",
+            "it",
+            "before",
+            "rule",
+            before,
+            "with",
+            "`dnsName:",
+            name,
+            ..,
+        ] => {
+            let name = name.trim_end_matches('`');
+            rules.insert(index(before), RuleSpec::allow_name(name));
+        }
+        _ => panic!("no known remedy: {remedy}"),
+    }
+    rules
+}
+
+/// The remedy of each blocked connection is applied to the EgressFirewall as it says, and the pod connects.
+#[test]
+fn a_remedy_lets_the_connection_pass() {
+    let lab = lab!("control-remedies", agent);
+    let rules = vec![
+        RuleSpec::allow_name("mail.example.net").ports(&[("tcp", 25)]),
+        RuleSpec::deny("203.0.113.4/32").expect("a CIDR"),
+        RuleSpec::allow_name("example.com"),
+        RuleSpec::deny("0.0.0.0/0").expect("a CIDR"),
+    ];
+    let set = |rules: &[RuleSpec]| {
+        let written = lab.set_firewall("ns1", rules);
+        written.expect("the rows are written");
+    };
+    set(&rules);
+    lab.serve_dns(&[
+        "mail.example.net. 30 IN A 203.0.113.3",
+        "denied.example.com. 30 IN A 203.0.113.4",
+        "cdn.example.org. 30 IN A 203.0.113.6",
+    ])
+    .expect("the server starts");
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    for (name, address) in [
+        ("mail.example.net", "203.0.113.3"),
+        ("denied.example.com", "203.0.113.4"),
+        ("cdn.example.org", "203.0.113.6"),
+    ] {
+        set(&rules);
+        pod.resolve(name).expect("the name is known");
+        let target = format!("{address}:80");
+        let arguments = ["explain", "ns1/pod1", &target, "-o", "json"];
+        let (mut remedy, mut text) = (String::new(), String::new());
+        // Names that no rule mentions come to the agent beside the others.
+        wait_until("a remedy", PATIENT, || {
+            text = ask(&lab, &arguments).0;
+            let explained: Value = serde_json::from_str(&text)?;
+            let found = &explained[0]["addresses"][0]["remedy"];
+            remedy = found.as_str().unwrap_or_default().to_owned();
+            Ok(!remedy.is_empty() && !remedy.contains("cidrSelector: 203.0.113.6"))
+        })
+        .unwrap_or_else(|error| panic!("{target}: {error}: {text}"));
+        let url = format!("http://{address}/");
+        assert!(!fetches(&lab, "ns1_pod1", &url, BLOCKED), "{target}");
+        set(&applied(rules.clone(), &remedy));
+        wait_until("the connection", PATIENT, || {
+            pod.resolve(name)?;
+            Ok(fetches(&lab, "ns1_pod1", &url, BLOCKED))
+        })
+        .unwrap_or_else(|error| panic!("{target}, {remedy}: {error}"));
+    }
+}
