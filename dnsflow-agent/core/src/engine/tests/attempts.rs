@@ -82,25 +82,6 @@ fn an_address_without_a_name_is_denied_unless_ovn_kubernetes_has_resolved_it() {
     assert!(denied.text.contains("ovn-kubernetes may have resolved"));
 }
 
-/// Nothing is opened, and ovn-kubernetes resolves the same name.
-#[test]
-fn a_connection_of_a_dry_run_may_be_allowed_by_ovn_kubernetes() {
-    let (mut node, mut attempts) = node(&[allow("example.com"), deny_all()]);
-    node.answer("p1", "example.com", &[ADDRESS], 600);
-    let dry_run = Firewall {
-        dry_run: true,
-        ..firewall(&[allow("example.com"), deny_all()])
-    };
-    node.give(firewalls(false, Some(dry_run)));
-    let denied = denied(&node, &mut attempts, "203.0.113.1");
-    assert_eq!(denied.reason, Reason::DryRun);
-    assert!(
-        denied.text.contains("ovn-kubernetes may have resolved"),
-        "{}",
-        denied.text
-    );
-}
-
 #[test]
 fn what_the_pod_was_told_for_a_rule_is_not_denied() {
     let (mut node, mut attempts) = node(&[allow("example.com"), deny_all()]);

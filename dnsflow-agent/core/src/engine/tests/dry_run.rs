@@ -104,6 +104,7 @@ fn a_dry_run_is_the_reason_why_a_connection_is_denied() {
     assert_eq!((denied.reason, denied.rule), (Reason::DryRun, Some(1)));
     assert_eq!(
         denied.text,
-        "rule 0 would allow it, but this is a dry run: no flow is installed"
+        "rule 0 would allow it, but this is a dry run: no flow is installed; it may still be allowed: ovn-kubernetes may \
+         have resolved dnsName: example.com (rule 0) to it"
     );
 }
