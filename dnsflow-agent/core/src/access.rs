@@ -731,9 +731,9 @@ impl Access<'_> {
         adopted
     }
 
-    /// The first comparison has ended, and tells which flows there are. Until now it was not known what is open. An address
-    /// that is short of room has the flows that were found, and gets no others in their place. Adds the flows that nobody
-    /// wants to `unknown`.
+    /// The first comparison has ended, and tells which flows there are. Until now it was not known what is open. An
+    /// address that is short of room has the flows that were found, and gets no others in their place. Adds the flows
+    /// that nobody wants to `unknown`.
     pub(crate) fn keep_found(
         &mut self,
         found: BTreeMap<(PortId, IpAddr), FoundFlows>,

@@ -147,7 +147,8 @@ impl Cache {
             })
     }
 
-    /// Whether an address has more room than its last plan, in which not all flows of its rules were, or may have a mark.
+    /// Whether an address has more room than its last plan, in which not all flows of its rules were, or may have a
+    /// mark.
     pub(crate) fn has_room_again(&self, port: PortId, address: IpAddr, now: Timestamp) -> bool {
         let Some(entry) = self.entry(port, address) else {
             return false;

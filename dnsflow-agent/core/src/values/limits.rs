@@ -113,14 +113,14 @@ impl CacheLimits {
         self.addresses_per_port_max.saturating_mul(FEW_FLOWS)
     }
 
-    /// Flows that all addresses of all ports have together before an address gets [`FLOWS_OF_RULE`], if its port has more
-    /// than its share: two for each name.
+    /// Flows that all addresses of all ports have together before an address gets [`FLOWS_OF_RULE`], if its port has
+    /// more than its share: two for each name.
     pub fn flows_per_node_max(&self) -> usize {
         self.names_per_node_max.saturating_mul(2)
     }
 
-    /// Flows that a first comparison has found and that addresses short of room do not have yet: as many as an earlier run
-    /// may have left. What is beyond is removed, as if there were no address.
+    /// Flows that a first comparison has found and that addresses short of room do not have yet: as many as an earlier
+    /// run may have left. What is beyond is removed, as if there were no address.
     pub fn flows_found_max(&self) -> usize {
         self.flows_per_node_max().saturating_mul(2)
     }

@@ -9,8 +9,8 @@ use super::{
     *,
 };
 
-/// Limits of the node in these tests: of names, and of flows that all addresses have of their own. Pods above their share
-/// have up to the latter once more, those below it as well, and each denied name has one flow beyond.
+/// Limits of the node in these tests: of names, and of flows that all addresses have of their own. Pods above their
+/// share have up to the latter once more, those below it as well, and each denied name has one flow beyond.
 const NAMES: usize = 1000;
 const FLOWS_MAX: usize = 2 * 2 * NAMES + NAMES / 4;
 
@@ -27,7 +27,8 @@ fn fill(node: &mut Node) {
     }
 }
 
-/// A pod with 1,000 flows at ten addresses, if a rule denies `bad.test` with 100 ports, and three pods that have none yet.
+/// A pod with 1,000 flows at ten addresses, if a rule denies `bad.test` with 100 ports, and three pods that have none
+/// yet.
 fn four_pods(way: Option<u32>, rules: &[Rule]) -> Node {
     let mut node = node(way, rules);
     node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
@@ -285,8 +286,8 @@ fn a_pod_has_no_more_room_where_the_node_is_full() {
     }
 }
 
-/// Addresses of a rule with many ports have marks, which are no flows. Then a denied name leads to them, or an edit denies
-/// their name.
+/// Addresses of a rule with many ports have marks, which are no flows. Then a denied name leads to them, or an edit
+/// denies their name.
 #[test]
 fn flows_of_all_pods_have_a_limit_though_they_were_marks() {
     let mut beyond = Vec::new();
@@ -452,7 +453,7 @@ fn open_ports_do_not_close_because_other_pods_have_filled_the_node() {
             ]
         };
         let [a, b, c] = of_names();
-        let rules = [allow("former.test"), denied(), a, b, c, deny_all()];
+        let rules = [denied(), allow("former.test"), a, b, c, deny_all()];
         let mut node = four_pods(None, &rules);
         for name in ["a.test", "b.test", "c.test"] {
             node.answer("p1", name, &[ADDRESS], 600);
@@ -463,7 +464,9 @@ fn open_ports_do_not_close_because_other_pods_have_filled_the_node() {
         if is_filled {
             fill(&mut node);
         }
-        let moved = [vec![allow("new.test")], rules.to_vec()].concat();
+        // The flows of the others stay where they are.
+        let mut moved = rules.to_vec();
+        moved.insert(1, allow("new.test"));
         edit(&mut node, &moved);
         node.pass(Duration::from_secs(1));
         assert_eq!(open(&node, 3), [false, true, true], "filled: {is_filled}");

@@ -58,8 +58,8 @@ pub(crate) struct ManyNames<'a, N> {
 }
 
 impl Planner {
-    /// The flows that open `to` for the port, because of many names, `None` if they stay; and the rules that decide. All
-    /// names are looked at only if others than the further one have changed, or the basis has.
+    /// The flows that open `to` for the port, because of many names, `None` if they stay; and the rules that decide.
+    /// All names are looked at only if others than the further one have changed, or the basis has.
     pub(crate) fn for_many<'n, N: ExactSizeIterator<Item = &'n DomainName>>(
         &mut self,
         facts: PortFacts<'_>,

@@ -1,8 +1,8 @@
 //! The room for the flows of an address.
 //!
-//! Of the rules of an address, those have flows that fit into the usual room. Where the address gets flows of its own, and
-//! its pod or the node has many, flows for traffic that it has flows for stay. Others have less room. So nothing closes
-//! because others have many flows, and an edit adds few.
+//! Of the rules of an address, those have flows that fit into the usual room. Where the address gets flows of its own,
+//! and its pod or the node has many, flows for traffic that it has flows for stay. Others have less room. So nothing
+//! closes because others have many flows, and an edit adds few.
 
 use std::{
     cmp::Reverse,
@@ -27,8 +27,8 @@ use crate::{
 /// How many flows of its own an address may have, beside those for traffic that it has flows for already.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Room {
-    /// Those of one rule ([`FLOWS_OF_RULE`]): the addresses of all ports have many, and those of its port more than their
-    /// share.
+    /// Those of one rule ([`FLOWS_OF_RULE`]): the addresses of all ports have many, and those of its port more than
+    /// their share.
     Least,
     /// Few: the addresses of its port have many ([`FEW_FLOWS`]).
     Little,
@@ -133,8 +133,8 @@ pub(super) struct Fitting {
     closing: MatchedRules,
 }
 
-/// The rules that have flows for an address of this family, if the port has these addresses; `None` if all have. The rules
-/// may be those of more names than there is room for flows (`is_crowded`): none has a part.
+/// The rules that have flows for an address of this family, if the port has these addresses; `None` if all have. The
+/// rules may be those of more names than there is room for flows (`is_crowded`): none has a part.
 pub(super) fn fitting(
     facts: PortFacts<'_>,
     v6: bool,
@@ -280,7 +280,8 @@ impl Planner {
     }
 
     /// Of the rules that fit into the usual room, the flows in less room. Those for traffic that the address has flows
-    /// for stay, at whatever place. The others share the rest. A rule that allows and does not fit has the former alone.
+    /// for stay, at whatever place. The others share the rest. A rule that allows and does not fit has the former
+    /// alone.
     fn in_space(
         &mut self,
         facts: PortFacts<'_>,
