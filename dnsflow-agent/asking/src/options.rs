@@ -44,7 +44,7 @@ pub struct Cli {
 pub enum Command {
     /// Run the node's agent until SIGTERM or SIGINT
     Agent(Box<AgentOptions>),
-    /// Show the agent's status: sources, switch, pods, resolvers, limits, problems
+    /// Show the agent's status: sources, switch, pods, resolvers, EgressFirewalls, limits, problems
     Status(ControlOptions),
     /// Show the addresses in the pods' DNS answers
     #[command(subcommand)]
@@ -60,8 +60,7 @@ pub enum Command {
     Learn(LearnOptions),
     /// Try EgressFirewalls on the last hour's connections without applying them
     Try(TryOptions),
-    /// List the rules of a namespace with their last use, the names behind its wildcards, and the
-    /// connections that ovn-kubernetes alone would have denied
+    /// List a namespace's rules with their last use, and the connections that ovn-kubernetes alone would deny
     #[command(alias = "prune")]
     Unused(UnusedOptions),
     /// Write an HTML page about this node: rules and their use, names, denied connections, latency

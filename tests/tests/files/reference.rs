@@ -11,12 +11,11 @@ use dnsflow_agent::{
 const HEAD: &str = "\
 # Commands and options
 
-Made from the command line's parser; `DNSFLOW_BLESS=1 cargo test -p dnsflow-tests --test files` writes this file anew, and a
-test fails where it is out of date. What the answers mean is in [asking.md](asking.md).
+`DNSFLOW_BLESS=1 cargo test -p dnsflow-tests --test files` makes this file from the command line's parser.
+[asking.md](asking.md) explains the answers.
 
 A TIME has a unit: `500ms`, `60s`, `5m`, `1h`. A list has commas, in an environment variable too. An option on the command
-line comes before its environment variable. `--help` is an option of each command, and `dnsflow --version` names the
-version.
+line comes before its environment variable.
 ";
 
 /// The whole document.
@@ -90,8 +89,20 @@ fn section(
     let rows = rows.map(|one| row(one));
     let is_common = |one: &String| name != "dnsflow agent" && common.contains(one);
     let (known, rows): (Vec<String>, Vec<String>) = rows.partition(is_common);
-    if !rows.is_empty() {
-        text.push_str(&table(&rows));
+    let table = table(&rows);
+    match text.find(&table).filter(|_| rows.len() > 1) {
+        None if rows.is_empty() => {}
+        None => text.push_str(&table),
+        // The title above the first such table.
+        Some(end) => {
+            let title = text[..end]
+                .lines()
+                .rev()
+                .find_map(|line| line.strip_prefix("## "));
+            let title = title.unwrap_or_default().to_owned();
+            let link = title.replace(' ', "-");
+            let _ = writeln!(text, "\nIts options are those of [{title}](#{link}).");
+        }
     }
     if !known.is_empty() {
         let names: Vec<&str> = known

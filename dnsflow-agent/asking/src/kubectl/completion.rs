@@ -168,7 +168,7 @@ mod tests {
         let text = String::from_utf8(output).expect("text");
         let (line, rest) = text.split_once('\n').expect("a line");
         assert!(
-            line.starts_with("unused\tList the rules of a namespace "),
+            line.starts_with("unused\tList a namespace's rules "),
             "{line}"
         );
         assert_eq!(rest, ":4\n");
