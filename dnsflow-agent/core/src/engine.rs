@@ -700,7 +700,7 @@ impl Engine {
                 && entry.is_some_and(|entry| !entry.installed.is_empty())
             {
                 // Its flows may be under way. The next reading of the marks removes this one.
-                self.told.classes.note_beside(told, address);
+                self.told.classes.note_beside(told, address, now);
             } else {
                 batch.mark(MarkChange::Remove { ifindex, address });
             }

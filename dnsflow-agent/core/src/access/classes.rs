@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    Command,
+    Command, Timestamp,
     installed::{GroupId, Groups},
     io::{input::ClassChange, output::Output},
     values::{
@@ -35,8 +35,8 @@ pub(crate) struct Classes {
 struct OfPort {
     ifindex: u32,
     groups: BTreeMap<NameClass, GroupId>,
-    /// Addresses with flows of their own that the kernel has opened by a mark as well.
-    marked_beside: BTreeSet<IpAddr>,
+    /// Addresses with flows of their own that the kernel has opened by a mark as well, and when that was heard.
+    marked_beside: BTreeMap<IpAddr, Timestamp>,
 }
 
 impl Classes {
@@ -49,7 +49,7 @@ impl Classes {
         let of_port = self.of_ports.entry(port).or_insert_with(|| OfPort {
             ifindex,
             groups: BTreeMap::new(),
-            marked_beside: BTreeSet::new(),
+            marked_beside: BTreeMap::new(),
         });
         let is_known = of_port.groups.contains_key(&class);
         if of_port.groups.get(&class) == Some(&id)
@@ -74,9 +74,16 @@ impl Classes {
 
     /// The kernel has opened an address of a class that it knows, which has flows of its own. The next reading of the
     /// marks removes the mark.
-    pub(crate) fn note_beside(&mut self, port: PortId, address: IpAddr) {
+    pub(crate) fn note_beside(&mut self, port: PortId, address: IpAddr, now: Timestamp) {
         if let Some(of_port) = self.of_ports.get_mut(&port) {
-            of_port.marked_beside.insert(address);
+            of_port.marked_beside.insert(address, now);
+        }
+    }
+
+    /// A reading of all marks has removed those that were noted before it began.
+    pub(crate) fn marks_read(&mut self, since: Timestamp) {
+        for of_port in self.of_ports.values_mut() {
+            of_port.marked_beside.retain(|_, at| *at >= since);
         }
     }
 
@@ -87,7 +94,8 @@ impl Classes {
             let known = &mut of_port.marked_beside;
             addresses
                 .iter()
-                .filter_map(move |address| known.take(address))
+                .filter(move |address| known.remove(*address).is_some())
+                .copied()
         });
         taken.collect()
     }
@@ -109,7 +117,7 @@ impl Classes {
         let gone = groups.into_keys();
         let gone = gone.map(|class| ClassChange::Remove { ifindex, class });
         self.changes.extend(gone);
-        marked_beside
+        marked_beside.into_keys().collect()
     }
 
     /// The same for groups that are not in force any more.

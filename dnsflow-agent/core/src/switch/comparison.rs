@@ -305,6 +305,7 @@ impl Switch {
             if reading.is_first {
                 access.keep_marks(&mut self.comparison.marks, reading, &mut batch);
             }
+            access.classes.marks_read(reading.since);
             let missing = access.cache.marks_read(reading, &mut batch);
             out.counters.marks_restored += missing as u64;
         }

@@ -201,6 +201,9 @@ fn an_address_with_flows_of_its_own_keeps_the_mark_until_they_are_there() {
         node.pass(2 * COMPARE_INTERVAL);
         if !is_edited {
             assert!(!is_marked(&node, FRESH), "its flows decide");
+            let port = node.engine.ports.named("ns1_p1").expect("it is there");
+            let noted = node.engine.told.classes.take_beside(port, &[FRESH.into()]);
+            assert!(noted.is_empty(), "nothing is left to close");
         }
     }
 }
