@@ -165,7 +165,7 @@ impl Policy {
     }
 
     /// The addresses to which the load balancers at an address lead.
-    pub(crate) fn backends_behind(&self, address: IpAddr) -> BTreeSet<IpAddr> {
+    pub(crate) fn backends_behind(&self, address: IpAddr) -> impl Iterator<Item = IpAddr> {
         self.ovn.backends_behind(address)
     }
 

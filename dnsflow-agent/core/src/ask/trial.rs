@@ -135,11 +135,7 @@ impl Trial {
 
 /// Whether a rule is for this protocol and port.
 fn is_for(rule: &Rule, wanted: Transport) -> bool {
-    let is_it = |transport: &Transport| {
-        transport.protocol == wanted.protocol
-            && (transport.port.is_none() || transport.port == wanted.port)
-    };
-    rule.ports.is_empty() || rule.ports.iter().any(is_it)
+    rule.ports.is_empty() || rule.ports.iter().any(|port| port.is_for(wanted))
 }
 
 #[cfg(test)]

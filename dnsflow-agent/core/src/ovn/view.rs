@@ -484,10 +484,10 @@ impl OvnView {
     }
 
     /// The addresses to which the load balancers at an address lead.
-    pub fn backends_behind(&self, address: IpAddr) -> BTreeSet<IpAddr> {
+    pub fn backends_behind(&self, address: IpAddr) -> impl Iterator<Item = IpAddr> {
         let rows = self.services_at.ids(address);
         let rows = rows.filter_map(|id| self.load_balancers.find(id));
-        rows.flat_map(|row| row.backends.iter().copied()).collect()
+        rows.flat_map(|row| row.backends.iter().copied())
     }
 
     /// Whether a load balancer leads to the address.

@@ -54,9 +54,11 @@ pub struct BlockedConnection {
 impl BlockedConnection {
     /// Whether a rule with these protocols and ports is for the connection; none means all.
     pub fn is_for(&self, mut transports: impl Iterator<Item = Transport>) -> bool {
-        transports.any(|Transport { protocol, port }| {
-            protocol == self.protocol && port.is_none_or(|port| port == self.dst_port)
-        })
+        let own = Transport {
+            protocol: self.protocol,
+            port: Some(self.dst_port),
+        };
+        transports.any(|transport| transport.is_for(own))
     }
 }
 

@@ -261,6 +261,13 @@ pub struct Transport {
     pub port: Option<u16>,
 }
 
+impl Transport {
+    /// Whether a rule with this protocol and port is for connections to another one.
+    pub fn is_for(self, wanted: Self) -> bool {
+        self.protocol == wanted.protocol && (self.port.is_none() || self.port == wanted.port)
+    }
+}
+
 /// The traffic of a flow, whatever its destination: from this address of the pod, by this protocol and port, or by all.
 pub type Traffic = (IpAddr, Option<Transport>);
 

@@ -2,11 +2,16 @@
 
 use std::net::IpAddr;
 
-use super::{Reason, StepOutcome, Verdict, View, explain::Asked};
+use super::{
+    Reason, Verdict, View,
+    explain::{Asked, Decision, rule_at},
+    rule_text,
+};
 use crate::{
     Timestamp,
     ask::{attempts::Heard, history::Tried},
     io::report::{Denied, ToldName},
+    pods::ports::Port,
     policy::Mention,
     values::connection::Attempt,
 };
@@ -36,21 +41,25 @@ impl View<'_> {
         let Some(namespace) = self.policy.namespace_of_names(row) else {
             return Judged::NotJudged;
         };
-        // Of a name that a rule mentions by now, only the cache counts.
-        let is_unmentioned =
-            |heard: &&Heard| self.policy.mention(row, &heard.name) == Mention::None;
-        let asked = heard.iter().find(is_unmentioned).map(|heard| &heard.name);
+        let mut unmentioned = heard
+            .iter()
+            .filter(|heard| self.is_unmentioned(port, heard));
         let asked = Asked {
             address: Some(address),
-            name: asked,
+            name: unmentioned.next().map(|heard| &heard.name),
             transport: Some(attempt.transport()),
             ..Asked::default()
         };
-        let decided = self.decide(id, port, asked);
-        if is_elsewhere(decided.reason) {
+        let Decision {
+            ruling,
+            firewall,
+            remedy,
+            ..
+        } = self.decide(id, port, asked);
+        if is_elsewhere(ruling.reason) {
             return Judged::NotJudged;
         }
-        let is_allowed = decided.verdict == Verdict::Allowed;
+        let is_allowed = ruling.verdict == Verdict::Allowed;
         let mut names: Vec<ToldName> = self
             .cache
             .entry(id, address)
@@ -81,39 +90,40 @@ impl View<'_> {
                 true => Verdict::Allowed,
                 false => Verdict::Blocked,
             },
-            reason: decided.reason,
-            rule: decided.rule,
+            reason: ruling.reason,
+            rule: ruling.rule,
             is_refused: self.refusal(address, row).is_some(),
             is_node: self.refused.is_node(address),
         });
         if is_allowed {
             return Judged::Allowed(tried);
         }
-        let rule = decided
-            .steps
-            .iter()
-            .find(|step| step.outcome == StepOutcome::Decides);
-        let denies = decided.rule.map(|rule| format!("rule {rule} denies it"));
-        let rest = denies.and_then(|denies| decided.text.strip_prefix(&denies));
+        let rule = firewall
+            .zip(ruling.rule)
+            .and_then(|(firewall, rule)| rule_at(firewall, rule));
+        let denies = ruling.rule.map(|rule| format!("rule {rule} denies it"));
+        let rest = denies.and_then(|denies| ruling.text.strip_prefix(&denies));
         let text = match rest {
             Some(rest) => rest.trim_start_matches(", and ").to_owned(),
-            None => decided.text,
+            None => ruling.text,
         };
         let denied = Denied {
             namespace: tried.namespace.clone(),
             port: tried.port.clone(),
             attempt: *attempt,
             names,
-            reason: decided.reason,
-            rule: decided.rule,
-            rule_text: rule.map_or_else(String::new, |step| {
-                let ports: String = step.ports.iter().map(|ports| format!(" {ports}")).collect();
-                format!("{} {}{ports}", step.action, step.destination)
-            }),
+            reason: ruling.reason,
+            rule: ruling.rule,
+            rule_text: rule.map(rule_text).unwrap_or_default(),
             text,
-            remedy: decided.remedy,
+            remedy,
         };
         Judged::Denied(tried, Box::new(denied))
+    }
+
+    /// Whether a name counts that was heard of. Of one that a rule mentions by now, only the cache counts.
+    pub(super) fn is_unmentioned(&self, port: &Port, heard: &Heard) -> bool {
+        self.policy.mention(&port.row, &heard.name) == Mention::None
     }
 }
 

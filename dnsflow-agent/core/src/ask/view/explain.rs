@@ -2,6 +2,8 @@
 //! pod.
 
 use std::{
+    borrow::Cow,
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
     str::FromStr,
@@ -23,7 +25,6 @@ use crate::{
     ovn::hash::{Family, address_set_hashes},
     pods::ports::Port,
     policy::{
-        Mention,
         plan::matched_by_any,
         rules::{ActiveRule, NamePattern, Problem, is_dry_run},
     },
@@ -222,6 +223,7 @@ pub(super) enum Sets<'a> {
 
 /// A destination of a port, with the facts by which rules match it.
 struct Destined<'a> {
+    view: &'a View<'a>,
     id: PortId,
     port: &'a Port,
     asked: Asked<'a>,
@@ -229,8 +231,8 @@ struct Destined<'a> {
     names: Vec<&'a DomainName>,
     /// The one of them that does not count yet.
     unknown: Option<&'a DomainName>,
-    /// Why the pod does not know the address.
-    untold: Untold,
+    /// Why the pod does not know the address. Few questions need it.
+    untold: OnceCell<Untold>,
 }
 
 /// Why a pod does not know an address.
@@ -257,6 +259,14 @@ impl Destined<'_> {
         names.find(|told| covers(rule, pattern, told))
     }
 
+    /// Why the pod does not know the address.
+    fn untold(&self) -> &Untold {
+        self.untold.get_or_init(|| {
+            let (reason, text) = self.view.why_untold(self.id, self.port, self.asked);
+            Untold { reason, text }
+        })
+    }
+
     /// Whether nobody knows a name that leads to it.
     fn is_nameless(&self) -> bool {
         self.names.is_empty() && self.asked.name.is_none()
@@ -281,6 +291,9 @@ impl Destined<'_> {
     }
 }
 
+/// Why, in words. Of thousands of rules that may match, it is not written anew for each.
+type Why = Cow<'static, str>;
+
 /// Why a rule matches.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum By {
@@ -292,15 +305,14 @@ enum By {
     AddressSet,
 }
 
-/// Whether a rule matches an address, whatever the port.
+/// A rule that matches an address, whatever the port.
 enum Match {
-    No,
     /// It does, or may.
     Yes {
         by: By,
         once_asked: bool,
         doubt: Option<Doubt>,
-        why: String,
+        why: Why,
     },
     /// It would, but is not in force.
     NotInForce {
@@ -317,27 +329,43 @@ impl Match {
             by,
             once_asked: false,
             doubt: None,
-            why,
+            why: why.into(),
         }
     }
 
-    fn doubtful(by: By, doubt: Doubt, why: &str) -> Self {
+    fn doubtful(by: By, doubt: Doubt, why: &'static str) -> Self {
         Self::Yes {
             by,
             once_asked: false,
             doubt: Some(doubt),
-            why: why.to_owned(),
+            why: why.into(),
         }
     }
+
+    fn once_asked(why: &'static str) -> Self {
+        Self::Yes {
+            by: By::Name,
+            once_asked: true,
+            doubt: None,
+            why: why.into(),
+        }
+    }
+}
+
+/// How a rule that says something bears on a connection.
+struct Step {
+    rule: u32,
+    outcome: StepOutcome,
+    why: Why,
 }
 
 /// The result of the walk through the rules.
 #[derive(Default)]
 struct Walk {
-    steps: Vec<RuleStep>,
+    steps: Vec<Step>,
     bearings: Vec<Bearing>,
-    /// Why each of them matches.
-    by: BTreeMap<u32, By>,
+    /// The rules of the bearings, and why each matches.
+    by: Vec<(u32, By)>,
     /// Whether one of them decides.
     is_decided: bool,
     /// The first rule by name that would allow it, and the reason why it does not.
@@ -346,21 +374,31 @@ struct Walk {
     allows_names: bool,
 }
 
+/// The decision over one address, or over a name without one.
+pub(super) struct Decision<'a> {
+    pub(super) ruling: Ruling,
+    /// The EgressFirewall whose rules decide; none where no rule is asked.
+    pub(super) firewall: Option<&'a Firewall>,
+    /// The change that would open it.
+    pub(super) remedy: Option<String>,
+    steps: Vec<Step>,
+}
+
 /// A verdict with its reason.
-struct Ruling {
-    verdict: Verdict,
-    reason: Reason,
-    rule: Option<u32>,
-    text: String,
+pub(super) struct Ruling {
+    pub(super) verdict: Verdict,
+    pub(super) reason: Reason,
+    pub(super) rule: Option<u32>,
+    pub(super) text: String,
 }
 
 impl Ruling {
-    fn without_rule(verdict: Verdict, reason: Reason, text: &str) -> Self {
+    fn without_rule(verdict: Verdict, reason: Reason, text: String) -> Self {
         Self {
             verdict,
             reason,
             rule: None,
-            text: text.to_owned(),
+            text,
         }
     }
 }
@@ -387,9 +425,6 @@ impl View<'_> {
             .iter()
             .filter(|one| self.ports.at_veth(one.ifindex) == Some(id))
             .collect();
-        // Of a name that a rule mentions by now, only the cache counts.
-        let is_unmentioned =
-            |one: &HeardAt| self.policy.mention(&port.row, &one.heard.name) == Mention::None;
         let (name, transport) = match target {
             Target::Address(_, transport) => (None, *transport),
             Target::Name(name, transport) => (Some(name), *transport),
@@ -418,7 +453,8 @@ impl View<'_> {
             let heard: Vec<&HeardAt> = led_here
                 .iter()
                 .copied()
-                .filter(|one| Some(one.address) == address && is_unmentioned(one))
+                .filter(|one| Some(one.address) == address)
+                .filter(|one| self.is_unmentioned(port, &one.heard))
                 .collect();
             let asked = Asked {
                 address,
@@ -497,62 +533,39 @@ impl View<'_> {
         asked: Asked<'_>,
         now: Timestamp,
     ) -> ExplainedAddress {
-        let told = |address| self.entry(id, port, address, now);
-        let mut explained = ExplainedAddress {
-            entry: asked.address.and_then(told),
-            ..self.decide(id, port, asked)
-        };
-        let is_by_rules = !explained.steps.is_empty();
+        let address = asked.address;
+        let Decision {
+            mut ruling,
+            firewall,
+            remedy,
+            steps,
+        } = self.decide(id, port, asked);
+        if ruling.reason == Reason::InCluster
+            && let Some(backend) = address.and_then(|address| self.leads_out(port, address))
+        {
+            let text = format!("the Service leads to {backend}, where the rules hold");
+            ruling = Ruling::without_rule(Verdict::NotKnown, Reason::LeadsOut, text);
+        }
+        let is_by_rules = !steps.is_empty();
         if is_by_rules && self.sources.are_read() && !self.switch.is_compared() {
-            explained.verdict = Verdict::NotKnown;
-            explained.reason = Reason::SwitchAway;
-            explained.text = format!(
+            ruling.verdict = Verdict::NotKnown;
+            ruling.reason = Reason::SwitchAway;
+            ruling.text = format!(
                 "the switch cannot be asked (`dnsflow status`); by the agent's own account: {}",
-                explained.text
+                ruling.text
             );
         }
-        explained
-    }
-
-    /// The decision alone.
-    pub(super) fn decide(&self, id: PortId, port: &Port, asked: Asked<'_>) -> ExplainedAddress {
-        let Asked { address, name, .. } = asked;
-        let row = &port.row;
-        let namespace = self.policy.namespace_of_names(row);
-        let (ruling, walk, remedy) = match self.without_rules(port, asked) {
-            Some(ruling) => (ruling, Walk::default(), None),
-            None => {
-                let entry = address.and_then(|address| self.cache.entry(id, address));
-                let told = entry.into_iter().flat_map(|entry| entry.names.keys());
-                let mut names: Vec<&DomainName> = told.collect();
-                // The answer for it has led here, or will say where it leads.
-                let unknown = name.filter(|name| asked.is_by_name && !names.contains(name));
-                names.extend(unknown);
-                let destined = Destined {
-                    id,
-                    port,
-                    asked,
-                    names,
-                    unknown,
-                    untold: self.untold(id, port, asked),
-                };
-                let firewall = namespace.and_then(|namespace| self.policy.enforced(namespace));
-                let walk = firewall.map(|firewall| self.walk(firewall, &destined));
-                let walk = walk.unwrap_or_default();
-                let mut ruling = outcome(&destined, &walk);
-                if ruling.verdict == Verdict::Blocked
-                    && let Some(namespace) = namespace
-                    && self.policy.enforces_former(namespace)
-                    && let Some(present) = self.policy.present(namespace)
-                    && let Some((_, waits, why)) = self.walk(present, &destined).would
-                    && matches!(waits, Reason::AclMissing | Reason::FirewallNotTakenOver)
-                {
-                    (ruling.reason, ruling.text) = (waits, why);
-                }
-                let remedy = firewall.and_then(|rules| remedy(&ruling, &walk, &destined, rules));
-                (ruling, walk, remedy)
-            }
-        };
+        let steps = steps.into_iter().filter_map(|Step { rule, outcome, why }| {
+            let of_rule = rule_at(firewall?, rule)?;
+            Some(RuleStep {
+                rule,
+                action: action_text(of_rule.action).to_owned(),
+                destination: destination_text(&of_rule.destination),
+                ports: of_rule.ports.iter().copied().map(transport_text).collect(),
+                outcome,
+                why: why.into_owned(),
+            })
+        });
         ExplainedAddress {
             address,
             verdict: ruling.verdict,
@@ -560,14 +573,64 @@ impl View<'_> {
             rule: ruling.rule,
             text: ruling.text,
             remedy,
-            steps: walk.steps,
-            entry: None,
+            steps: steps.collect(),
+            entry: address.and_then(|address| self.entry(id, port, address, now)),
             heard: Vec::new(),
         }
     }
 
-    /// The verdict over a connection for which no rule is asked.
-    fn without_rules(&self, port: &Port, asked: Asked<'_>) -> Option<Ruling> {
+    /// The decision by the rules and by the answers to the pod. The thread that opens addresses asks for each attempt.
+    pub(super) fn decide(&self, id: PortId, port: &Port, asked: Asked<'_>) -> Decision<'_> {
+        let Asked { address, name, .. } = asked;
+        let row = &port.row;
+        let namespace = self.policy.namespace_of_names(row);
+        let firewall = match self.firewall_over(port, asked) {
+            Ok(firewall) => firewall,
+            Err(ruling) => {
+                return Decision {
+                    ruling,
+                    firewall: None,
+                    remedy: None,
+                    steps: Vec::new(),
+                };
+            }
+        };
+        let entry = address.and_then(|address| self.cache.entry(id, address));
+        let told = entry.into_iter().flat_map(|entry| entry.names.keys());
+        let mut names: Vec<&DomainName> = told.collect();
+        // The answer for it has led here, or will say where it leads.
+        let unknown = name.filter(|name| asked.is_by_name && !names.contains(name));
+        names.extend(unknown);
+        let destined = Destined {
+            view: self,
+            id,
+            port,
+            asked,
+            names,
+            unknown,
+            untold: OnceCell::new(),
+        };
+        let walk = self.walk(firewall, &destined);
+        let mut ruling = outcome(&destined, firewall, &walk);
+        if ruling.verdict == Verdict::Blocked
+            && let Some(namespace) = namespace
+            && self.policy.enforces_former(namespace)
+            && let Some(present) = self.policy.present(namespace)
+            && let Some((_, waits, why)) = self.walk(present, &destined).would
+            && matches!(waits, Reason::AclMissing | Reason::FirewallNotTakenOver)
+        {
+            (ruling.reason, ruling.text) = (waits, why);
+        }
+        Decision {
+            remedy: remedy(&ruling, &walk, &destined, firewall),
+            ruling,
+            firewall: Some(firewall),
+            steps: walk.steps,
+        }
+    }
+
+    /// The EgressFirewall whose rules decide over a connection, or the verdict where no rule is asked.
+    fn firewall_over(&self, port: &Port, asked: Asked<'_>) -> Result<&Firewall, Ruling> {
         let row = &port.row;
         let namespace = self.policy.namespace_of_names(row);
         let is_own = |address: IpAddr| {
@@ -585,38 +648,38 @@ impl View<'_> {
         } else if !self.sources.are_read() {
             let text = "the agent has not read everything yet (`dnsflow status`)";
             (Verdict::NotKnown, Reason::AgentStarting, text)
-        } else if namespace
-            .and_then(|namespace| self.policy.enforced(namespace))
-            .is_none()
+        } else if let Some(firewall) =
+            namespace.and_then(|namespace| self.policy.enforced(namespace))
         {
+            if let Some(address) = asked.address
+                && self.refused.is_inside(address, row, namespace)
+            {
+                let text =
+                    "the destination is in the cluster, where an EgressFirewall does not hold";
+                (Verdict::Allowed, Reason::InCluster, text)
+            } else if asked.address.is_some_and(is_on_link) {
+                let text = "packets to this address stay on the pod's link";
+                (Verdict::NotKnown, Reason::OnLink, text)
+            } else if asked.address.is_none() && asked.name.is_some_and(is_of_cluster) {
+                let text = "the name is one of the cluster's DNS, and its address is not known here: ask by address";
+                (Verdict::NotKnown, Reason::ClusterName, text)
+            } else {
+                return Ok(firewall);
+            }
+        } else {
             let text = "the namespace has no EgressFirewall: everything passes";
             (Verdict::Allowed, Reason::NoFirewall, text)
-        } else if let Some(address) = asked.address
-            && self.refused.is_inside(address, row, namespace)
-        {
-            let backends = self.policy.backends_behind(address).into_iter();
-            let mut outside =
-                backends.filter(|backend| !self.refused.is_inside(*backend, row, namespace));
-            if let Some(backend) = outside.next() {
-                let text = format!("the Service leads to {backend}, where the rules hold");
-                return Some(Ruling::without_rule(
-                    Verdict::NotKnown,
-                    Reason::LeadsOut,
-                    &text,
-                ));
-            }
-            let text = "the destination is in the cluster, where an EgressFirewall does not hold";
-            (Verdict::Allowed, Reason::InCluster, text)
-        } else if asked.address.is_some_and(is_on_link) {
-            let text = "packets to this address stay on the pod's link";
-            (Verdict::NotKnown, Reason::OnLink, text)
-        } else if asked.address.is_none() && asked.name.is_some_and(is_of_cluster) {
-            let text = "the name is one of the cluster's DNS, and its address is not known here: ask by address";
-            (Verdict::NotKnown, Reason::ClusterName, text)
-        } else {
-            return None;
         };
-        Some(Ruling::without_rule(verdict, reason, text))
+        Err(Ruling::without_rule(verdict, reason, text.to_owned()))
+    }
+
+    /// A backend outside the pods' networks of the Services at an address.
+    fn leads_out(&self, port: &Port, address: IpAddr) -> Option<IpAddr> {
+        let row = &port.row;
+        let namespace = self.policy.namespace_of_names(row);
+        let backends = self.policy.backends_behind(address);
+        let outside = backends.filter(|backend| !self.refused.is_inside(*backend, row, namespace));
+        outside.min()
     }
 
     /// Goes through the rules in their order.
@@ -626,11 +689,8 @@ impl View<'_> {
             let (outcome, why) = self.step(to, firewall, (index, rule), &mut walk);
             // Of many rules that have nothing to do with it, nobody wants to read.
             if outcome != StepOutcome::NoMatch || !why.is_empty() {
-                walk.steps.push(RuleStep {
+                walk.steps.push(Step {
                     rule: index,
-                    action: action_text(rule.action).to_owned(),
-                    destination: destination_text(&rule.destination),
-                    ports: rule.ports.iter().copied().map(transport_text).collect(),
                     outcome,
                     why,
                 });
@@ -646,19 +706,22 @@ impl View<'_> {
         firewall: &Firewall,
         (index, rule): (u32, &Rule),
         walk: &mut Walk,
-    ) -> (StepOutcome, String) {
+    ) -> (StepOutcome, Why) {
         if let Destination::Invalid(reason) = &rule.destination {
-            return (StepOutcome::NotInForce, reason.clone());
+            return (StepOutcome::NotInForce, reason.clone().into());
         }
         let is_by_name = matches!(rule.destination, Destination::Name(_));
         let allows_name = is_by_name && rule.action == RuleAction::Allow;
         walk.allows_names |= allows_name && !walk.is_decided;
-        let matches = self.matches(to, firewall, (index, rule));
-        let would_allow = |walk: &mut Walk, reason, text| {
-            if allows_name && walk.would.is_none() {
-                walk.would = Some((index, reason, text));
-            }
+        let Some(matches) = self.matches(to, firewall, (index, rule)) else {
+            return (StepOutcome::NoMatch, "".into());
         };
+        // Of an address of another name, an allowed name says nothing.
+        let is_meant = match &matches {
+            Match::Yes { by, doubt, .. } => *by != By::AddressSet || doubt.is_none(),
+            Match::NotInForce { .. } => true,
+        };
+        let is_first = |walk: &Walk| allows_name && walk.would.is_none();
         let closes_all = match rule.action {
             RuleAction::Deny if is_by_name => self.cut(to, (index, rule)),
             RuleAction::Deny | RuleAction::Allow => None,
@@ -667,29 +730,20 @@ impl View<'_> {
             Some(_) => Ports::All,
             None => ports_match(rule, to.asked.transport),
         };
-        // Of an address of another name, an allowed name says nothing.
-        let is_meant = match &matches {
-            Match::No => return (StepOutcome::NoMatch, String::new()),
-            Match::Yes { by, doubt, .. } => *by != By::AddressSet || doubt.is_none(),
-            Match::NotInForce { .. } => true,
-        };
-        if is_meant && !walk.is_decided && !matches!(ports, Ports::All) {
-            let ports: Vec<_> = rule.ports.iter().copied().map(transport_text).collect();
-            let text = format!("rule {index} allows it for {} only", ports.join(", "));
-            would_allow(walk, Reason::WrongPort, text);
+        if is_meant && !walk.is_decided && !matches!(ports, Ports::All) && is_first(walk) {
+            let text = format!("rule {index} allows it for {} only", ports_text(rule));
+            walk.would = Some((index, Reason::WrongPort, text));
         }
         if matches!(ports, Ports::None) {
             let is_told = !matches!(&matches, Match::Yes { once_asked, doubt, .. } if *once_asked || doubt.is_some());
             let why = if is_told { "other ports" } else { "" };
-            return (StepOutcome::NoMatch, why.to_owned());
+            return (StepOutcome::NoMatch, why.into());
         }
-        if walk.is_decided && is_meant {
+        if walk.is_decided && is_meant && is_first(walk) {
             let text = format!("rule {index} would allow it, but an earlier rule decides");
-            would_allow(walk, Reason::DeniedByEarlierRule, text);
+            walk.would = Some((index, Reason::DeniedByEarlierRule, text));
         }
-        let of_port = matches!(ports, Ports::Some).then_some(Doubt::Port);
         let (by, once_asked, doubt, mut why) = match matches {
-            Match::No => return (StepOutcome::NoMatch, String::new()),
             Match::Yes {
                 by,
                 once_asked,
@@ -701,17 +755,20 @@ impl View<'_> {
                     Reason::AclMissing | Reason::RuleNotUsable => "is not in force: ",
                     _ => "",
                 };
-                let text = format!("rule {index} would allow it, but {but}{why}");
-                would_allow(walk, reason, text);
+                if is_first(walk) {
+                    let text = format!("rule {index} would allow it, but {but}{why}");
+                    walk.would = Some((index, reason, text));
+                }
                 let Some(doubt) = doubt else {
-                    return (StepOutcome::NotInForce, why);
+                    return (StepOutcome::NotInForce, why.into());
                 };
-                (By::AddressSet, false, Some(doubt), why)
+                (By::AddressSet, false, Some(doubt), why.into())
             }
         };
         if let Some(limit) = closes_all {
-            why = limit.to_string();
+            why = limit.to_string().into();
         }
+        let of_port = matches!(ports, Ports::Some).then_some(Doubt::Port);
         let doubt = doubt.max(of_port);
         walk.bearings.push(Bearing {
             rule: index,
@@ -719,11 +776,11 @@ impl View<'_> {
             once_asked,
             doubt,
         });
-        walk.by.insert(index, by);
+        walk.by.push((index, by));
         let was_decided = walk.is_decided;
         walk.is_decided |= doubt.is_none() && (to.asked.is_by_name || !once_asked);
         if was_decided {
-            return (StepOutcome::TooLate, "an earlier rule decides".to_owned());
+            return (StepOutcome::TooLate, "an earlier rule decides".into());
         }
         let outcome = match doubt {
             Some(Doubt::Port) => StepOutcome::SomePorts,
@@ -735,38 +792,37 @@ impl View<'_> {
         (outcome, why)
     }
 
-    /// Whether a rule matches, whatever the port.
+    /// Whether and how a rule matches, whatever the port.
     fn matches(
         &self,
         to: &Destined<'_>,
         firewall: &Firewall,
         (index, rule): (u32, &Rule),
-    ) -> Match {
+    ) -> Option<Match> {
         let address = to.asked.address;
         let name = match &rule.destination {
-            Destination::Invalid(_) => return Match::No,
+            Destination::Invalid(_) => return None,
             Destination::Nodes => {
-                return match address {
-                    None => {
-                        Match::doubtful(By::Network, Doubt::Address, "matches the nodes' addresses")
-                    }
-                    Some(address) if self.refused.is_node(address) => Match::doubtful(
-                        By::Network,
+                let (doubt, why) = match address {
+                    None => (Doubt::Address, "matches the nodes' addresses"),
+                    Some(address) if self.refused.is_node(address) => (
                         Doubt::Node,
                         "matches the addresses of nodes with these labels, which the agent does not know",
                     ),
-                    Some(_) => Match::No,
+                    Some(_) => return None,
                 };
+                return Some(Match::doubtful(By::Network, doubt, why));
             }
             Destination::Cidr(network) => {
-                let why = matched_text(rule, None, to);
-                return match address {
-                    Some(address) if !network.contains(&address) => Match::No,
-                    Some(_) => Match::certain(By::Network, why),
-                    None if network.addr().is_ipv6() != to.asked.is_ipv6 => Match::No,
-                    None if network.prefix_len() == 0 => Match::certain(By::Network, why),
-                    None => Match::doubtful(By::Network, Doubt::Address, "matches its addresses"),
+                let is_possible = match address {
+                    Some(address) => network.contains(&address),
+                    None => network.addr().is_ipv6() == to.asked.is_ipv6,
                 };
+                let is_certain = address.is_some() || network.prefix_len() == 0;
+                return is_possible.then(|| match is_certain {
+                    true => Match::certain(By::Network, matched_text(rule, None, to)),
+                    false => Match::doubtful(By::Network, Doubt::Address, "matches its addresses"),
+                });
             }
             Destination::Name(name) => name,
         };
@@ -774,7 +830,9 @@ impl View<'_> {
         let told = to.told(name, pattern);
         let in_set = to.is_in_set_of(name);
         let by_set = match in_set {
-            Some(true) => return Match::certain(By::AddressSet, matched_text(rule, None, to)),
+            Some(true) => {
+                return Some(Match::certain(By::AddressSet, matched_text(rule, None, to)));
+            }
             Some(false) => None,
             None => Some(Doubt::Resolved),
         };
@@ -787,36 +845,30 @@ impl View<'_> {
                 // ovn-kubernetes has resolved the same name.
                 (_, Sets::Unlikely | Sets::Unknown) => Some(Doubt::Resolved),
             };
-            return Match::NotInForce {
+            return Some(Match::NotInForce {
                 doubt: doubt.filter(|_| address.is_some()),
                 reason,
                 why,
-            };
+            });
         }
-        let once_asked = |why: &str| Match::Yes {
-            by: By::Name,
-            once_asked: true,
-            doubt: None,
-            why: why.to_owned(),
-        };
-        match (address, told) {
+        Some(match (address, told) {
             (Some(_), Some(told)) if to.unknown != Some(told) => {
                 Match::certain(By::Name, matched_text(rule, Some(told), to))
             }
             (None, None) => {
-                let doubt = match to.untold.ends_by_asking() {
+                let doubt = match to.untold().ends_by_asking() {
                     true => Doubt::OtherName,
                     false => Doubt::Resolved,
                 };
                 Match::doubtful(By::AddressSet, doubt, "matches the addresses of its name")
             }
-            (_, Some(_)) if rule.action == RuleAction::Deny || to.untold.ends_by_asking() => {
-                once_asked("its name covers this one")
+            (_, Some(_)) if rule.action == RuleAction::Deny || to.untold().ends_by_asking() => {
+                Match::once_asked("its name covers this one")
             }
             (_, Some(_)) => Match::NotInForce {
                 doubt: by_set,
-                reason: to.untold.reason,
-                why: to.untold.text.clone(),
+                reason: to.untold().reason,
+                why: to.untold().text.clone(),
             },
             (Some(_), None) => match by_set {
                 Some(doubt) => Match::doubtful(
@@ -826,13 +878,13 @@ impl View<'_> {
                 ),
                 None if rule.action == RuleAction::Allow
                     && to.is_nameless()
-                    && to.untold.ends_by_asking() =>
+                    && to.untold().ends_by_asking() =>
                 {
-                    once_asked("the pod has not asked for its name")
+                    Match::once_asked("the pod has not asked for its name")
                 }
-                None => Match::No,
+                None => return None,
             },
-        }
+        })
     }
 
     /// Why a rule by name is not in force for an address that the pod got from DNS.
@@ -908,7 +960,7 @@ impl View<'_> {
         let sources = sources.filter(|source| source.is_ipv6() == v6).count();
         // A rule that denies and has not all of its flows closes all ports.
         let is_asked = |transport: &&Transport| match (rule.action, to.asked.transport) {
-            (RuleAction::Allow, Some(wanted)) => is_for(transport, wanted),
+            (RuleAction::Allow, Some(wanted)) => transport.is_for(wanted),
             (RuleAction::Allow, None) | (RuleAction::Deny, _) => true,
         };
         let matched = matched_by_any(&sets, entry.names.keys());
@@ -930,11 +982,6 @@ impl View<'_> {
     }
 
     /// Why a pod does not know an address.
-    fn untold(&self, id: PortId, port: &Port, asked: Asked<'_>) -> Untold {
-        let (reason, text) = self.why_untold(id, port, asked);
-        Untold { reason, text }
-    }
-
     fn why_untold(&self, id: PortId, port: &Port, asked: Asked<'_>) -> (Reason, String) {
         let Asked {
             address: to_address,
@@ -1062,6 +1109,17 @@ impl View<'_> {
     }
 }
 
+/// The rule with this index in `spec.egress`.
+pub(super) fn rule_at(firewall: &Firewall, index: u32) -> Option<&Rule> {
+    firewall.rules.get(usize::try_from(index).ok()?)
+}
+
+/// The ports of a rule, such as `tcp/80, tcp/443`.
+fn ports_text(rule: &Rule) -> String {
+    let ports = rule.ports.iter().copied().map(transport_text);
+    ports.collect::<Vec<_>>().join(", ")
+}
+
 /// Whether a rule's ports are those of a connection.
 enum Ports {
     /// All that was asked for.
@@ -1080,16 +1138,10 @@ fn ports_match(rule: &Rule, transport: Option<Transport>) -> Ports {
         return Ports::Some;
     };
     let mut ports = rule.ports.iter();
-    match ports.any(|transport| is_for(transport, wanted)) {
+    match ports.any(|transport| transport.is_for(wanted)) {
         true => Ports::All,
         false => Ports::None,
     }
-}
-
-/// Whether a port of a rule is for connections to another one.
-fn is_for(transport: &Transport, wanted: Transport) -> bool {
-    transport.protocol == wanted.protocol
-        && (transport.port.is_none() || transport.port == wanted.port)
 }
 
 /// Whether a rule's name covers a name.
@@ -1123,7 +1175,7 @@ fn matched_text(rule: &Rule, told: Option<&DomainName>, to: &Destined<'_>) -> St
 }
 
 /// The verdict of the walk.
-fn outcome(to: &Destined<'_>, walk: &Walk) -> Ruling {
+fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk) -> Ruling {
     let [now, once_asked] = [false, true].map(|is_asked| decide(&walk.bearings, is_asked));
     let passes_now = now.action == RuleAction::Allow && now.unless.is_none();
     let passes_later = once_asked.action == RuleAction::Allow && once_asked.unless.is_none();
@@ -1143,7 +1195,7 @@ fn outcome(to: &Destined<'_>, walk: &Walk) -> Ruling {
         }
     };
     if waits {
-        let Untold { reason, text } = &to.untold;
+        let Untold { reason, text } = to.untold();
         let mut text = match (decided.action, decided.rule) {
             (RuleAction::Allow, Some(rule)) => {
                 format!("rule {rule} allows it once the pod asks: {text}")
@@ -1168,10 +1220,10 @@ fn outcome(to: &Destined<'_>, walk: &Walk) -> Ruling {
         doubt,
         heaviest,
     } = unless;
-    let step = walk.steps.iter().find(|step| step.rule == rule);
-    let (ports, destination) = step.map_or_else(Default::default, |step| {
-        (step.ports.join(", "), step.destination.clone())
-    });
+    let of_rule = rule_at(firewall, rule);
+    let ports = of_rule.map(ports_text).unwrap_or_default();
+    let destination = of_rule.map(|rule| destination_text(&rule.destination));
+    let destination = destination.unwrap_or_default();
     let otherwise = decided_text(decided.action, decided.rule);
     let other = match decided.action {
         RuleAction::Allow => "denies",
@@ -1220,7 +1272,8 @@ fn decided_text(action: RuleAction, rule: Option<u32>) -> String {
 
 /// The verdict of the rule that decides.
 fn without_doubt(to: &Destined<'_>, walk: &Walk, rule: Option<u32>, action: RuleAction) -> Ruling {
-    let by = rule.and_then(|rule| walk.by.get(&rule)).copied();
+    let by = walk.by.iter().find(|(of, _)| Some(*of) == rule);
+    let by = by.map(|(_, by)| *by);
     let decided = decided_text(action, rule);
     let (verdict, reason, text) = match (action, by) {
         (RuleAction::Allow, None) => (Verdict::Allowed, Reason::NoRuleDenies, decided),
@@ -1241,7 +1294,7 @@ fn without_doubt(to: &Destined<'_>, walk: &Walk, rule: Option<u32>, action: Rule
             let (reason, text) = match &walk.would {
                 Some((_, reason, text)) => (*reason, text.clone()),
                 None if walk.allows_names && by == Some(By::Network) && to.is_nameless() => {
-                    let Untold { reason, text } = &to.untold;
+                    let Untold { reason, text } = to.untold();
                     (*reason, format!("{decided}, and {text}"))
                 }
                 None => (Reason::DeniedByRule, decided),
@@ -1260,17 +1313,7 @@ fn without_doubt(to: &Destined<'_>, walk: &Walk, rule: Option<u32>, action: Rule
 /// The change that would let the connection pass.
 fn remedy(ruling: &Ruling, walk: &Walk, to: &Destined<'_>, firewall: &Firewall) -> Option<String> {
     let denying = ruling.rule?;
-    let rule = |index: u32| firewall.rules.get(usize::try_from(index).ok()?);
     let would = walk.would.as_ref().map(|(rule, ..)| *rule);
-    // A rule that closes everything else is there to be passed by.
-    let overrides = match rule(denying).map(|rule| &rule.destination) {
-        Some(Destination::Cidr(network)) if network.prefix_len() == 0 => String::new(),
-        Some(destination) => {
-            let destination = destination_text(destination);
-            format!("; rule {denying} (Deny {destination}) does not deny it then")
-        }
-        None => String::new(),
-    };
     let name = to.names.first().copied().or(to.asked.name);
     let name = name.map(ToString::to_string).filter(|name| is_usable(name));
     let change = match (ruling.reason, would, to.asked.transport) {
@@ -1293,7 +1336,14 @@ fn remedy(ruling: &Ruling, walk: &Walk, to: &Destined<'_>, firewall: &Firewall) 
         }
         _ => return None,
     };
-    Some(change + &overrides)
+    Some(match &rule_at(firewall, denying)?.destination {
+        // A rule that closes everything else is there to be passed by.
+        Destination::Cidr(network) if network.prefix_len() == 0 => change,
+        destination => {
+            let destination = destination_text(destination);
+            format!("{change}; rule {denying} (Deny {destination}) does not deny it then")
+        }
+    })
 }
 
 /// Whether the API server takes a name as `dnsName` (the pattern in the definition of EgressFirewall).
@@ -1329,19 +1379,15 @@ fn near_misses(firewall: &Firewall, subdomains: bool, name: &DomainName) -> Vec<
             };
             return Some(format!("rule {index} ({written}) {what}"));
         }
-        let is_near = edits(&text, &of_rule.name().to_string()) <= EDITS_MAX;
-        is_near.then(|| format!("rule {index} is for {written}: is one of both names a misprint?"))
+        let edits = strsim::osa_distance(&text, &of_rule.name().to_string());
+        (edits <= EDITS_MAX)
+            .then(|| format!("rule {index} is for {written}: is one of both names a misprint?"))
     });
     misses.take(HINTS_MAX).collect()
 }
 
-/// With so many edits, one name may be a misprint of another.
+/// With so many characters inserted, removed, replaced or exchanged, one name may be a misprint of another.
 const EDITS_MAX: usize = 2;
 
 /// Near misses that are told.
 const HINTS_MAX: usize = 3;
-
-/// How many characters have to be inserted, removed, replaced or exchanged to make one name of another.
-fn edits(one: &str, other: &str) -> usize {
-    strsim::osa_distance(one, other)
-}
