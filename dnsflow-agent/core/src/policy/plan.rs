@@ -149,6 +149,27 @@ pub struct PortFacts<'a> {
     pub marks_end: Option<u8>,
 }
 
+#[cfg(test)]
+impl<'a> PortFacts<'a> {
+    /// A port with one address, whose packets have no groups.
+    fn of_test(sets: &'a [&'a RuleSet], cached_actions: &'a CachedActions) -> Self {
+        const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 244, 0, 5));
+        Self {
+            port: PortId(1),
+            keys: TunnelKeys {
+                datapath: 3,
+                port: 5,
+            },
+            addresses: &[ADDRESS],
+            sets,
+            base: 8,
+            cached_actions,
+            mark_mask: None,
+            marks_end: None,
+        }
+    }
+}
+
 impl PortFacts<'_> {
     /// How many of the port's own addresses are of this family.
     fn sources(&self, v6: bool) -> usize {

@@ -84,7 +84,7 @@ pub(super) fn read_but_southbound(mut node: Node, before: &Node, rules: &[Rule])
 }
 
 /// The switch is there, and the resource and its ACLs are read.
-fn read_rules(node: &mut Node, rules: &[Rule]) {
+pub(super) fn read_rules(node: &mut Node, rules: &[Rule]) {
     node.give(Input::SwitchUp);
     node.give(firewalls(true, Some(firewall(rules))));
     node.give(Input::Nb(NbUpdate {

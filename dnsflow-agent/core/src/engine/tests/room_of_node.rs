@@ -4,7 +4,7 @@ use super::{
     backends::lead_to,
     edits::{WAYS, config, node},
     limits::many,
-    restart::{read_but_southbound, southbound, started},
+    restart::{read_but_southbound, read_rules, southbound, started},
     starts::{edit, is_open, is_open_at_all},
     *,
 };
@@ -36,6 +36,17 @@ fn four_pods(way: Option<u32>, rules: &[Rule]) -> Node {
         node.add_pod(pod, host);
     }
     node.answer("p1", "bad.test", &addresses(100, 10), 600);
+    node
+}
+
+/// Pods that were told addresses of `many.test`, too many for the node.
+fn overfull(pods: &[(u8, String)], rules: &[Rule]) -> Node {
+    let mut node = node(WAYS[0], rules);
+    node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+    for (host, pod) in pods {
+        node.add_pod(pod, *host);
+        node.answer(pod, "many.test", &addresses(0, 40), 600);
+    }
     node
 }
 
@@ -182,13 +193,7 @@ fn an_open_address_does_not_close_because_another_pod_has_filled_the_node() {
 
 /// The agent reads everything, with the rows of these pods.
 fn read_all(node: &mut Node, before: &Node, pods: &[(u8, String)], rules: &[Rule]) {
-    node.give(Input::SwitchUp);
-    node.give(firewalls(true, Some(firewall(rules))));
-    node.give(Input::Nb(NbUpdate {
-        reset: true,
-        acls: acls(rules),
-        ..NbUpdate::default()
-    }));
+    read_rules(node, rules);
     node.pods = before.pods.clone();
     let row = |host: u8| RowId::new(0x100 + u128::from(host));
     let interfaces = pods.iter().map(|(host, pod)| {
@@ -345,12 +350,7 @@ fn a_further_address_has_all_of_its_ports_by_a_mark_in_a_full_node() {
 fn a_start_brings_no_more_flows_than_the_node_may_have() {
     let rules = [many(deny("many.test"), 100)];
     let pods = five_pods();
-    let mut before = node(WAYS[0], &rules);
-    before.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-    for (host, pod) in &pods {
-        before.add_pod(pod, *host);
-        before.answer(pod, "many.test", &addresses(0, 40), 600);
-    }
+    let mut before = overfull(&pods, &rules);
     before.pass(Duration::from_secs(1));
     let closed = |node: &Node| {
         let all_ports = node
@@ -380,12 +380,7 @@ fn a_start_brings_no_more_flows_than_the_node_may_have() {
 fn a_start_plans_no_more_flows_than_the_node_may_have() {
     let rules = [many(deny("many.test"), 100)];
     let pods = five_pods();
-    let mut before = node(WAYS[0], &rules);
-    before.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-    for (host, pod) in &pods {
-        before.add_pod(pod, *host);
-        before.answer(pod, "many.test", &addresses(0, 40), 600);
-    }
+    let mut before = overfull(&pods, &rules);
     let saved = before.engine.saved(before.now);
     let mut node = started(&mut before, &[], config(WAYS[0]));
     node.engine.told.cache.limits_mut().names_per_node_max = NAMES;

@@ -7,16 +7,12 @@ use crate::{
     ovn::{
         rows::Pipeline,
         template::{AclTemplate, ActionTemplate, ActionText, CachedActions, Step},
-        view::TunnelKeys,
     },
     policy::{
         plan::Room,
         rules::{ActiveRule, NamePattern, RuleSet},
     },
-    values::{
-        flow::{Protocol, Transport},
-        ids::PortId,
-    },
+    values::flow::{Protocol, Transport},
 };
 
 /// A rule: its name, its set, its index, how many ports it lists, and how it is enforced.
@@ -107,16 +103,8 @@ proptest! {
     ) {
         let sets = sets_of(&rules);
         let sets = [&sets[0], &sets[1]];
-        let facts = PortFacts {
-            port: PortId(1),
-            keys: TunnelKeys { datapath: 3, port: 5 },
-            addresses: &[[10, 244, 0, 5].into()],
-            sets: &sets,
-            base: 8,
-            cached_actions: &CachedActions::new(),
-            mark_mask: None,
-            marks_end: None,
-        };
+        let nothing = CachedActions::new();
+        let facts = PortFacts::of_test(&sets, &nothing);
         let to = IpAddr::from([203, 0, 113, 1]);
         let basis = Basis {
             version: 0,

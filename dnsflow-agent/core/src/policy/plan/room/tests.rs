@@ -5,16 +5,12 @@ use crate::{
     ovn::{
         rows::Pipeline,
         template::{AclTemplate, ActionTemplate, CachedActions, Step},
-        view::TunnelKeys,
     },
     policy::{
         plan::matched_by_any,
         rules::{ActiveRule, NamePattern},
     },
-    values::{
-        flow::{FlowTemplate, Masked, Protocol, Transport},
-        ids::PortId,
-    },
+    values::flow::{FlowTemplate, Masked, Protocol, Transport},
 };
 
 #[test]
@@ -140,16 +136,8 @@ proptest! {
                 planner.forget();
             }
             let sets = [&sets[0], &sets[1]];
-            let facts = PortFacts {
-                port: PortId(1),
-                keys: TunnelKeys { datapath: 3, port: 5 },
-                addresses: &[[10, 244, 0, 5].into()],
-                sets: &sets,
-                base: 8,
-                cached_actions: &CachedActions::new(),
-                mark_mask: None,
-                marks_end: None,
-            };
+            let nothing = CachedActions::new();
+            let facts = PortFacts::of_test(&sets, &nothing);
             let names: Vec<DomainName> = names
                 .iter()
                 .map(|name| format!("n{name}.test").parse().expect("a name"))
