@@ -95,7 +95,6 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const ASKED_ADDRESSES: usize = 16;
 /// Addresses of one name that a hint names.
 const ADDRESSES_SHOWN: usize = 8;
-
 /// How often the journal is read for a client that follows it. The hot thread wakes no reader.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 

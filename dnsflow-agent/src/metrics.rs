@@ -80,17 +80,21 @@ pub struct Observed {
     activation: Histogram,
     /// From the capture of an answer to its way back, by whether its wait was over.
     held: ByLabel<[(&'static str, &'static str); 1], Histogram>,
+    /// The same of an answer that went back when its addresses were open, or at once if they were.
+    in_time: Histogram,
+    /// The same of an answer that was held for as long as `--hold-max`.
+    overrun: Histogram,
 }
 
 impl Default for Observed {
     fn default() -> Self {
         let held = ByLabel::new_with_constructor(histogram as fn() -> Histogram);
-        // Both series are there from the start.
-        for result in [IN_TIME, OVERRUN] {
-            drop(held.get_or_create(&result));
-        }
+        // The hot thread looks none of them up.
+        let of_result = |result| held.get_or_create_owned(&[("result", result)]);
         Self {
             activation: histogram(),
+            in_time: of_result("in_time"),
+            overrun: of_result("overrun"),
             held,
         }
     }
@@ -99,11 +103,6 @@ impl Default for Observed {
 fn histogram() -> Histogram {
     Histogram::new(SECONDS)
 }
-
-/// An answer that went back when its addresses were open, or at once if they were.
-const IN_TIME: [(&str, &str); 1] = [("result", "in_time")];
-/// An answer that was held for as long as `--hold-max`.
-const OVERRUN: [(&str, &str); 1] = [("result", "overrun")];
 
 impl Observed {
     /// The flows for an answer are in force.
@@ -114,11 +113,10 @@ impl Observed {
     /// A held answer goes back.
     pub fn released(&self, frame: &HeldFrame, now: Timestamp) {
         let result = match frame.is_overrun {
-            true => OVERRUN,
-            false => IN_TIME,
+            true => &self.overrun,
+            false => &self.in_time,
         };
-        let held = now.since(frame.captured_at);
-        self.held.get_or_create(&result).observe(held.as_secs_f64());
+        result.observe(now.since(frame.captured_at).as_secs_f64());
     }
 }
 
