@@ -80,6 +80,8 @@ impl Group {
             (version2, "memory.max", "memory.current")
         };
         let dir = parent.join(name);
+        // A run that was cut off leaves its group, without a process.
+        let _absent = fs::remove_dir(&dir);
         match fs::create_dir(&dir) {
             Ok(()) => {}
             Err(error) => return Err(format!("no control group {}: {error}", dir.display())),
