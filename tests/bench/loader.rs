@@ -32,7 +32,7 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(20);
 /// Where the acceptor listens in the "internet".
 pub(crate) const PORT: u16 = 9000;
 
-/// A socket of a pod that asks the cluster's DNS service.
+/// A socket of a pod that asks a DNS server.
 #[derive(Debug)]
 pub(crate) struct Asker {
     socket: UdpSocket,
@@ -41,11 +41,16 @@ pub(crate) struct Asker {
 }
 
 impl Asker {
-    /// A new socket in the pod.
+    /// A new socket in the pod, for the cluster's DNS service.
     pub(crate) fn new(lab: &Lab, pod: &str) -> Result<Self> {
+        Self::of_server(lab, pod, SocketAddrV4::new(DNS_SERVICE, 53))
+    }
+
+    /// The same, for another server.
+    pub(crate) fn of_server(lab: &Lab, pod: &str, server: SocketAddrV4) -> Result<Self> {
         let socket = lab.pod(pod).netns().run(|| {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-            socket.connect((DNS_SERVICE, 53))?;
+            socket.connect(server)?;
             Ok(socket)
         })?;
         super::room(&socket)?;

@@ -1,4 +1,4 @@
-//! A DNS server that answers every question at once, in the DNS pod.
+//! A DNS server that answers every question at once.
 
 use std::{
     io::ErrorKind,
@@ -28,10 +28,10 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Answers on this port of the DNS pod.
-    pub(crate) fn start(lab: &Lab, port: u16) -> Result<Self> {
+    /// Answers on this port of a pod, or of the "internet".
+    pub(crate) fn start(lab: &Lab, pod: &str, port: u16) -> Result<Self> {
         let socket = lab
-            .pod("dns")
+            .pod(pod)
             .netns()
             .run(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?))?;
         socket.set_read_timeout(Some(TURN))?;

@@ -36,6 +36,8 @@ use super::{
 
 /// The pod whose namespace has the firewall.
 pub(crate) const RULED: &str = "ns1_pod1";
+/// The pod of the cluster's DNS.
+pub(crate) const DNS_POD: &str = "dns";
 /// The pod whose namespace has none.
 pub(crate) const FREE: &str = "ns2_pod1";
 /// The address of [`FREE`].
@@ -112,7 +114,7 @@ impl<'a> Stage<'a> {
         lab.set_firewall(
             "ns1",
             &[
-                RuleSpec::allow_name("example.com"),
+                RuleSpec::allow_name(RULE_NAME),
                 RuleSpec::deny("0.0.0.0/0")?,
             ],
         )?;
@@ -125,7 +127,7 @@ impl<'a> Stage<'a> {
             "lo",
         ]))?;
         lab.stop_dns()?;
-        let server = Server::start(lab, DNS_POD_PORT)?;
+        let server = Server::start(lab, DNS_POD, DNS_POD_PORT)?;
         let acceptor = Acceptor::start(lab)?;
         // The gateway learns its next hop, which `ofproto/trace` cannot.
         Connector::new(lab, FREE).connect_patiently(wire::address(0))?;
@@ -188,7 +190,7 @@ impl<'a> Stage<'a> {
         *server = None;
         let result = work();
         self.lab.stop_dns()?;
-        *server = Some(Server::start(self.lab, DNS_POD_PORT)?);
+        *server = Some(Server::start(self.lab, DNS_POD, DNS_POD_PORT)?);
         result
     }
 
@@ -390,9 +392,12 @@ fn opened(fields: &Value) -> Option<(u32, f64)> {
     Some((wire::digits(first.as_bytes())?, micros))
 }
 
+/// The name in the rule of [`RULED`].
+pub(crate) const RULE_NAME: &str = "example.com";
+
 /// The name with this number that the rule of [`RULED`] is for.
 pub(crate) fn matching(number: u32) -> String {
-    format!("n{number}.example.com")
+    format!("n{number}.{RULE_NAME}")
 }
 
 /// Another one, whose answer the kernel leaves to the agent.

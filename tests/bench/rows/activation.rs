@@ -30,7 +30,7 @@ use crate::bench::{
     openflow::Client,
     report::Measured,
     server::Server,
-    stage::{FREE, FREE_ADDRESS, FlowTemplate, Mode, RULED, Stage, left, matching},
+    stage::{DNS_POD, FREE, FREE_ADDRESS, FlowTemplate, Mode, RULED, Stage, left, matching},
     tap::{Tap, dns_answer, wall},
     wire,
 };
@@ -131,7 +131,7 @@ pub(crate) fn dnstap(stage: &Stage<'_>) -> Result<Measured> {
 fn behind_unbound(stage: &Stage<'_>) -> Result<Measured> {
     let count = stage.scale(1000, 10);
     let lab = stage.lab;
-    let _upstream = Server::start(lab, UPSTREAM)?;
+    let _upstream = Server::start(lab, DNS_POD, UPSTREAM)?;
     let socket = lab.socket("dnstap.sock");
     let listener = dnstap::listen(&socket)?;
     lab.serve_dns_tapped(UPSTREAM, &socket)?;

@@ -5,12 +5,15 @@ mod connect;
 mod core;
 mod cpu;
 mod first_packet;
+mod known;
 mod memory;
+mod opened;
 mod rate;
 mod restart;
 mod round_trip;
 mod routed;
 mod throughput;
+mod wires;
 
 use anyhow::Result;
 
@@ -87,6 +90,18 @@ pub(crate) const ALL: &[Row] = &[
         told: "answers per second, each opening an address",
         differs: Differs::Everywhere,
         measure: rate::measure,
+    },
+    Row {
+        name: "known",
+        told: "answers per second, the addresses open already",
+        differs: Differs::Everywhere,
+        measure: known::measure,
+    },
+    Row {
+        name: "opened",
+        told: "resolve, then connect at once, where the kernel opens and forwards, without Open vSwitch",
+        differs: Differs::Nowhere,
+        measure: opened::measure,
     },
     Row {
         name: "throughput",

@@ -75,15 +75,28 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         asker.ask_all(stage.fresh(count).map(unrelated), 100)?;
         f64::from(count) / start.elapsed().as_secs_f64()
     };
+    with_pods(stage, |pods| measure_with(stage, pods, path))
+}
+
+/// Does `work` with [`RULED`] and further pods of its namespace.
+pub(super) fn with_pods<T>(
+    stage: &Stage<'_>,
+    work: impl FnOnce(&[String]) -> Result<T>,
+) -> Result<T> {
     let others: Vec<PodSpec> = (1..stage.scale(PODS, 2)).map(other).collect();
     for pod in &others {
         stage.lab.add_pod(pod)?;
     }
-    let measured = measure_with(stage, &others, path);
+    let others: Vec<String> = others.iter().map(PodSpec::lsp).collect();
+    let pods: Vec<String> = [RULED.to_owned()]
+        .into_iter()
+        .chain(others.iter().cloned())
+        .collect();
+    let result = work(&pods);
     for pod in &others {
-        stage.lab.delete_pod(&pod.lsp())?;
+        stage.lab.delete_pod(pod)?;
     }
-    measured
+    result
 }
 
 /// So many pods ask. One alone could open as many addresses as it may have in four seconds: so long
@@ -96,11 +109,7 @@ fn other(number: u8) -> PodSpec {
     PodSpec::new("ns1", &format!("rate{number}"), address)
 }
 
-fn measure_with(stage: &Stage<'_>, others: &[PodSpec], path: f64) -> Result<Measured> {
-    let pods: Vec<String> = [RULED.to_owned()]
-        .into_iter()
-        .chain(others.iter().map(PodSpec::lsp))
-        .collect();
+fn measure_with(stage: &Stage<'_>, pods: &[String], path: f64) -> Result<Measured> {
     let probe = stage.scale(Duration::from_secs(3), Duration::from_millis(500));
     let full = stage.scale(Duration::from_secs(15), Duration::from_secs(1));
     let limit = stage.scale(50_000.0, 150.0);
@@ -110,7 +119,7 @@ fn measure_with(stage: &Stage<'_>, others: &[PodSpec], path: f64) -> Result<Meas
     stage.clear()?;
     let mut agent = stage.installed_agent(Mode::Hold)?;
     while rate < limit {
-        let outcome = sustain(stage, &agent, &pods, rate, probe)?;
+        let outcome = sustain(stage, &agent, pods, rate, probe)?;
         match outcome.failed {
             None => sustained = Some(rate),
             // An emulated machine carries less than the first rate.
@@ -133,7 +142,7 @@ fn measure_with(stage: &Stage<'_>, others: &[PodSpec], path: f64) -> Result<Meas
     let held = loop {
         stage.clear()?;
         let agent = stage.installed_agent(Mode::Hold)?;
-        let outcome = sustain(stage, &agent, &pods, rate, full)?;
+        let outcome = sustain(stage, &agent, pods, rate, full)?;
         ensure!(agent.terminate()?.success(), "the agent has failed");
         attempts += 1;
         match &outcome.failed {

@@ -1,43 +1,20 @@
 //! What the programs cost a pod's TCP connections where the kernel forwards by itself.
 //!
-//! Open vSwitch's userspace datapath takes packets by a socket, for which any hook at the veth makes the kernel clone
-//! them (`throughput.rs`). The kernel's datapath has no such socket, but needs a module that this kernel may lack, and
-//! an emulated machine takes long for each instruction of the programs. Here the node's kernel routes between the veth
-//! of a pod and one of the "internet". The packets pass the programs in the same place as with the kernel's datapath.
-//!
 //! Rounds by turns with nothing at the veth, with an empty hook, with the programs, and with all that the programs can
 //! have to do for a packet: marks are on, the destination has one, and attempts to connect are told of. Once with the
 //! veths' segmentation offload, as in a cluster, and once without: then each packet is one segment.
 
-use std::{fs, net::Ipv4Addr, num::NonZeroU32, process::Command, time::Duration};
+use anyhow::{Context, Result, ensure};
 
-use anyhow::{Context, Result, bail, ensure};
-use dnsflow_agent::{
-    capture::{self, Capture},
-    clock::now,
+use super::{
+    throughput::{Direction, connection},
+    wires::{Attached, INSIDE, OUTSIDE, TO_POD, Wires},
 };
-use dnsflow_core::{Input, io::input::SourceAddresses, ovn::rows::RowId};
-use dnsflow_tests::{netns::NetNs, process::run};
-use tokio::runtime::{Builder, Runtime};
-
-use super::throughput::{Direction, connection};
 use crate::bench::{
     distribution::{Distribution, rounded},
     report::Measured,
     stage::{FREE, Stage},
 };
-
-/// The host's side of the pod's veth, and of the other one.
-const TO_POD: &str = "routed0";
-const OUT: &str = "routed1";
-/// The pods' side of both.
-const INSIDE: &str = "eth9";
-const POD: Ipv4Addr = Ipv4Addr::new(10, 200, 0, 2);
-const OUTSIDE: Ipv4Addr = Ipv4Addr::new(10, 201, 0, 2);
-/// `--mark-mask`, by default.
-const MARK_MASK: NonZeroU32 = NonZeroU32::new(0xffe0_0000).unwrap();
-/// Longer than the row takes.
-const LONG: Duration = Duration::from_secs(3600);
 
 /// What is at the pod's veth.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -51,112 +28,7 @@ enum Hook {
 const HOOKS: [Hook; 4] = [Hook::Nothing, Hook::Empty, Hook::Programs, Hook::Marks];
 const DIRECTIONS: [Direction; 2] = [Direction::FromPod, Direction::ToPod];
 
-/// The programs of this process, at the pod's veth.
-struct Attached {
-    capture: Capture,
-    runtime: Runtime,
-}
-
-impl Attached {
-    /// To be called in the node's namespace.
-    fn attach(marks: bool) -> Result<Self> {
-        const ROW: RowId = RowId::new(1);
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let options = capture::Options {
-            mark_mask: marks.then_some(MARK_MASK),
-            ..capture::Options::default()
-        };
-        let mut capture = {
-            let _runtime = runtime.enter();
-            capture::load(&options, runtime.handle())?
-        };
-        let sources = SourceAddresses {
-            mac: None,
-            ips: vec![POD.into()],
-        };
-        let attachments = &mut capture.attacher.attachments;
-        let mut told = vec![attachments.attach(ROW, TO_POD.into(), sources, now())];
-        while attachments.has_work() {
-            told.extend(attachments.work(now()));
-        }
-        let Some(Input::Attached { ifindex, .. }) = told.last() else {
-            bail!("the programs are not attached: {told:?}");
-        };
-        if marks {
-            let mark = 1 << MARK_MASK.trailing_zeros();
-            capture.heartbeat.capture_until(now() + LONG)?;
-            let end = now() + LONG;
-            capture.entries.set(*ifindex, OUTSIDE.into(), mark, end)?;
-            capture.watched.set(*ifindex, true);
-        }
-        Ok(Self { capture, runtime })
-    }
-
-    /// Takes the programs away. To be called in the node's namespace.
-    fn detach(self) {
-        let Self { capture, runtime } = self;
-        drop(capture);
-        drop(runtime);
-    }
-}
-
-/// The two veths beside the lab's.
-struct Wires<'a> {
-    stage: &'a Stage<'a>,
-    node: NetNs,
-}
-
-impl<'a> Wires<'a> {
-    fn lay(stage: &'a Stage<'a>) -> Result<Self> {
-        let wires = Self {
-            stage,
-            node: stage.lab.node(),
-        };
-        let (pod, internet) = wires.ends();
-        for (host, inside, net) in [(TO_POD, &pod, "10.200.0"), (OUT, &internet, "10.201.0")] {
-            wires.ip(
-                &wires.node,
-                &[
-                    &format!("link add {host} type veth peer name {INSIDE} netns {inside}"),
-                    &format!("address add {net}.1/24 dev {host}"),
-                    &format!("link set {host} up"),
-                ],
-            )?;
-            wires.ip(
-                inside,
-                &[
-                    &format!("address add {net}.2/24 dev {INSIDE}"),
-                    &format!("link set {INSIDE} up"),
-                    &format!("route add 10.200.0.0/15 via {net}.1"),
-                ],
-            )?;
-        }
-        // In the namespace of the thread that writes.
-        let forward = || Ok(fs::write("/proc/sys/net/ipv4/ip_forward", "1")?);
-        wires.node.run(forward)?;
-        Ok(wires)
-    }
-
-    fn ends(&self) -> (NetNs, NetNs) {
-        let lab = self.stage.lab;
-        (lab.pod(FREE).netns(), lab.pod("inet").netns())
-    }
-
-    fn run_in(&self, namespace: &NetNs, mut command: Command) -> Result<()> {
-        namespace.enter(&mut command)?;
-        run(&mut command)?;
-        Ok(())
-    }
-
-    fn ip(&self, namespace: &NetNs, commands: &[&str]) -> Result<()> {
-        for command in commands {
-            let mut ip = self.stage.lab.node_command("ip")?;
-            ip.args(command.split(' '));
-            self.run_in(namespace, ip)?;
-        }
-        Ok(())
-    }
-
+impl Wires<'_> {
     fn empty_hook(&self, what: &str) -> Result<()> {
         let mut tc = self.stage.lab.node_command("tc")?;
         tc.args(["qdisc", what, "dev", TO_POD, "clsact"]);
@@ -189,7 +61,13 @@ impl<'a> Wires<'a> {
             }
             Hook::Programs | Hook::Marks => {
                 let marks = hook == Hook::Marks;
-                let attached = self.node.run(|| Attached::attach(marks))?;
+                let attached = self.node.run(|| {
+                    let mut attached = Attached::attach(marks)?;
+                    if marks {
+                        attached.mark(OUTSIDE)?;
+                    }
+                    Ok(attached)
+                })?;
                 let rates = rates()?;
                 self.node.run(|| {
                     attached.detach();
@@ -220,16 +98,6 @@ impl<'a> Wires<'a> {
                 .fold(f64::MAX, f64::min)
         });
         Ok((percent, nothing.into_iter().fold(f64::MAX, f64::min)))
-    }
-
-    fn remove(self) -> Result<()> {
-        self.ip(
-            &self.node,
-            &[TO_POD, OUT]
-                .map(|host| format!("link delete {host}"))
-                .each_ref()
-                .map(String::as_str),
-        )
     }
 }
 
