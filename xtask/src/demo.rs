@@ -1,9 +1,12 @@
 //! `cargo xtask demo`: the main job as a story, each step checked.
 
+mod recording;
+
 use std::{
     cell::RefCell,
     env, fs,
     io::{self, Write},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -17,6 +20,7 @@ use dnsflow_tests::{
 };
 use serde::Serialize;
 
+use self::recording::Recording;
 use crate::{
     interrupt, labs,
     prepare::{self, Ovn},
@@ -50,6 +54,9 @@ pub(crate) struct DemoCommand {
     /// In a virtual machine with this kernel of Debian's and its openvswitch module
     #[arg(long, value_enum, value_name = "KERNEL")]
     vm: Option<Kernel>,
+    /// Write a recording to this directory: demo.cast, and demo.svg
+    #[arg(long, value_name = "DIR", conflicts_with = "vm")]
+    record: Option<PathBuf>,
     /// Everything is built already: what the demo in a virtual machine is told
     #[arg(long, hide = true)]
     built: bool,
@@ -58,6 +65,7 @@ pub(crate) struct DemoCommand {
 /// The story so far.
 struct Story {
     out: RefCell<Box<dyn Write>>,
+    recording: RefCell<Recording>,
     steps: Vec<Step>,
 }
 
@@ -82,6 +90,7 @@ impl Story {
     fn say(&self, text: &str) {
         // If the reader is gone, the checks go on.
         let _closed = writeln!(self.out.borrow_mut(), "{text}");
+        self.recording.borrow_mut().say(text);
     }
 
     /// Announces, runs, checks and times one step. `work` returns what it has found, for the
@@ -129,6 +138,7 @@ pub(crate) fn run(command: DemoCommand) -> Result<()> {
         json,
         ovn,
         vm,
+        record,
         built,
     } = command;
     if let Some(kernel) = vm {
@@ -141,6 +151,7 @@ pub(crate) fn run(command: DemoCommand) -> Result<()> {
     };
     let mut story = Story {
         out: RefCell::new(out),
+        recording: RefCell::new(Recording::begin()),
         steps: Vec::new(),
     };
     labs::sweep()?;
@@ -157,7 +168,10 @@ pub(crate) fn run(command: DemoCommand) -> Result<()> {
     result?;
     swept?;
     story.say("\nThe lab is gone again. Play in one yourself: cargo xtask lab up\n\nok");
-    Ok(())
+    match record {
+        Some(directory) => story.recording.borrow().write(&directory),
+        None => Ok(()),
+    }
 }
 
 /// The same, told from inside a virtual machine.
