@@ -44,6 +44,8 @@ pub enum To {
     Name(String),
     /// `cidrSelector`.
     Cidr(IpNet),
+    /// `nodeSelector`, by the addresses of the nodes that it selects.
+    Nodes(BTreeSet<IpAddr>),
 }
 
 /// `spec.egress[].ports[]`: protocol (`udp`, `tcp` or `sctp`) and destination port.
@@ -102,6 +104,15 @@ impl RuleSpec {
             to: To::Cidr(cidr.parse().with_context(|| format!("`{cidr}`"))?),
             ports: Vec::new(),
         })
+    }
+
+    /// Allows the nodes with these addresses by a `nodeSelector`.
+    pub fn allow_nodes(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        Self {
+            action: Action::Allow,
+            to: To::Nodes(addresses.into_iter().collect()),
+            ports: Vec::new(),
+        }
     }
 
     /// The same rule for these ports only.
@@ -196,6 +207,15 @@ pub fn acl_match(network: &Network, rule: &RuleSpec, cluster: Cluster) -> String
             }
             text
         }
+        To::Nodes(addresses) => {
+            let mut addresses: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+            addresses.sort();
+            let addresses = addresses.iter().map(|address| {
+                let version = if address.contains(':') { 6 } else { 4 };
+                format!("ip{version}.dst == {address}")
+            });
+            addresses.collect::<Vec<_>>().join(" || ")
+        }
     };
     let mut text = format!("({destination}) && inport == @{}", network.port_group);
     if !rule.ports.is_empty() {
@@ -262,6 +282,7 @@ pub fn manifest(namespace: &str, rules: &[RuleSpec]) -> String {
         let to = match &rule.to {
             To::Name(name) => format!("dnsName: \"{name}\""),
             To::Cidr(cidr) => format!("cidrSelector: {cidr}"),
+            To::Nodes(_) => "nodeSelector: {matchLabels: {selected: \"yes\"}}".to_owned(),
         };
         text += &format!("  - type: {:?}\n    to:\n      {to}\n", rule.action);
         if !rule.ports.is_empty() {

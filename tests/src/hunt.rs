@@ -96,10 +96,10 @@ fn random_rule(random: &mut Random, cluster: Cluster) -> RuleSpec {
     if !ports.is_empty() {
         cidrs.append(&mut wide);
     }
-    let rule = if random.one_in(4) {
-        RuleSpec::allow(random.pick::<&str>(&cidrs)).expect("a CIDR")
-    } else {
-        RuleSpec::allow_name(random.pick::<&str>(&names))
+    let rule = match random.below(8) {
+        0 => RuleSpec::allow_nodes(random_addresses(random, cluster, 2)),
+        1 | 2 => RuleSpec::allow(random.pick::<&str>(&cidrs)).expect("a CIDR"),
+        _ => RuleSpec::allow_name(random.pick::<&str>(&names)),
     };
     RuleSpec {
         action: *random.pick(&[Action::Allow, Action::Deny]),
@@ -801,7 +801,7 @@ impl<'a> Hunt<'a> {
                 let set = self.central.get(&address_set(name, "v4", self.cluster))?;
                 set.contains(&to.ip()).then_some(name.as_str())
             }
-            To::Cidr(_) => None,
+            To::Cidr(_) | To::Nodes(_) => None,
         });
         Destination {
             address: to.ip(),

@@ -43,6 +43,7 @@ pub fn verdict(rules: &[RuleSpec], to: &Destination<'_>) -> Option<Action> {
 fn applies(rule: &RuleSpec, to: &Destination<'_>) -> bool {
     let is_there = match &rule.to {
         To::Cidr(cidr) => cidr.contains(&to.address),
+        To::Nodes(addresses) => addresses.contains(&to.address),
         To::Name(name) => {
             to.central.contains(name.as_str()) || to.told.iter().any(|told| covers(name, told))
         }

@@ -225,6 +225,11 @@ impl Policy {
         self.locals.contains_key(namespace)
     }
 
+    /// The addresses of the nodes that a rule selects, in order. `None` if OVN has no ACL of the rule.
+    pub(crate) fn nodes_of(&self, namespace: &str, index: u32, rule: &Rule) -> Option<&[IpAddr]> {
+        self.locals.get(namespace)?.pairing.nodes_at(index, rule)
+    }
+
     /// Pairs the rules of these namespaces with OVN again, of whose ACLs these have changed; returns how the rules of
     /// port groups changed.
     pub(crate) fn pair_namespaces(

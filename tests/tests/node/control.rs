@@ -671,8 +671,9 @@ fn what_is_listed_and_explained_is_so() {
     let other_port = RuleSpec::allow_name("mail.example.net").ports(&[("tcp", 25)]);
     let denied = RuleSpec::deny("203.0.113.4/32").expect("a CIDR");
     let allowed = RuleSpec::allow("203.0.113.5/32").expect("a CIDR");
+    let nodes = RuleSpec::allow_nodes(["203.0.113.7".parse().expect("an address")]);
     let names = RuleSpec::allow_name("example.com");
-    firewall(&lab, &[other_port, denied, allowed, names]);
+    firewall(&lab, &[other_port, denied, allowed, nodes, names]);
     lab.serve_dns(&[
         "www.example.com. 30 IN A 203.0.113.2",
         "mail.example.net. 30 IN A 203.0.113.3",
@@ -729,6 +730,7 @@ fn what_is_listed_and_explained_is_so() {
     for (pod, address, reason) in [
         ("pod1", "203.0.113.2", "allowed_by_name"),
         ("pod1", "203.0.113.5", "allowed_by_network"),
+        ("pod1", "203.0.113.7", "allowed_by_network"),
         ("pod1", "203.0.113.3", "wrong_port"),
         ("pod1", "203.0.113.4", "denied_by_earlier_rule"),
         ("pod1", "203.0.113.6", "not_resolved"),

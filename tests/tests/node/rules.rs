@@ -187,7 +187,7 @@ fn order_holds(lab: &Lab, firewalls: usize) {
             let told = resolved.iter().filter(|name| records[*name].contains(&to));
             let found = acls.iter().filter_map(|rule| match &rule.to {
                 To::Name(name) => Some(name.as_str()),
-                To::Cidr(_) => None,
+                To::Cidr(_) | To::Nodes(_) => None,
             });
             let by_the_controller = |name: &&str| {
                 let set = central.get(&address_set(name, "v4", cluster));

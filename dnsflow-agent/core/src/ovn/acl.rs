@@ -1,10 +1,10 @@
 //! Reads and writes the match of an EgressFirewall rule's ACL, as ovn-kubernetes writes it:
 //! `(ip4.dst == $a1 || ip6.dst == $a2) && inport == @a3 && ((udp && ( udp.dst == 53 )) || (tcp))`.
 //!
-//! Only rules with address sets are read in full; every other destination is [`AclMatch::Other`].
+//! Rules by name and by node are read in full; every other destination is [`AclMatch::Other`].
 //! Source of the form: `egressfirewall.go` of ovn-kubernetes, and recordings of its output.
 
-use std::fmt;
+use std::{fmt, net::IpAddr};
 
 use ipnet::IpNet;
 
@@ -15,8 +15,23 @@ use crate::values::flow::{Protocol, Transport};
 pub enum AclMatch {
     /// The destination is the address set of a DNS name.
     Name(NameMatch),
-    /// Another destination: a CIDR or nodes.
+    /// The destination is the addresses of the selected nodes.
+    Nodes(NodesMatch),
+    /// Another destination: a CIDR.
     Other,
+}
+
+/// The match of a rule with a `nodeSelector`: `(ip4.dst == 172.18.0.2 || ip6.dst == fd00:172:18::2) && inport == @a3`.
+///
+/// ovn-kubernetes writes the addresses without a prefix length. A `cidrSelector` always has one: it is checked by
+/// `net.ParseCIDR` (`addEgressFirewallRules` and `validateAndGetEgressFirewallDestination` in its egressfirewall.go).
+/// Without a selected node there is no ACL.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NodesMatch {
+    /// All host addresses of the selected nodes, in order.
+    pub addresses: Box<[IpAddr]>,
+    /// Protocols and ports; empty means all traffic.
+    pub transports: Vec<Transport>,
 }
 
 /// The match of a rule with a `dnsName`.
@@ -98,40 +113,53 @@ pub fn parse(text: &str) -> Result<AclMatch, AclMatchError> {
     let mut cursor = Cursor { rest: text };
     cursor.expect("(", "`(`")?;
     let (mut v4, mut v6) = (None, None);
+    let mut nodes = Vec::new();
     loop {
-        let family = if cursor.take("ip4.dst") {
-            &mut v4
+        let (family, is_ipv6) = if cursor.take("ip4.dst") {
+            (&mut v4, false)
         } else if cursor.take("ip6.dst") {
-            &mut v6
+            (&mut v6, true)
         } else {
             return Ok(AclMatch::Other);
         };
-        if !(cursor.take("==") && cursor.take("$a")) {
+        if !cursor.take("==") {
             return Ok(AclMatch::Other);
         }
-        *family = Some(cursor.number("an address set's hash")?);
+        if cursor.take("$a") {
+            *family = Some(cursor.number("an address set's hash")?);
+        } else if let Some(address) = cursor.address()
+            && address.is_ipv6() == is_ipv6
+        {
+            nodes.push(address);
+        } else {
+            return Ok(AclMatch::Other);
+        }
         if !cursor.take("||") {
             break;
         }
     }
-    cursor.expect(")", "`)`")?;
-    cursor.expect("&&", "`&& inport`")?;
-    cursor.expect("inport", "`inport`")?;
-    cursor.expect("==", "`==`")?;
-    cursor.expect("@", "a port group")?;
-    let port_group = cursor.word("a port group's name")?.to_owned();
-    let transports = if cursor.take("&&") {
-        cursor.transports()?
-    } else {
-        Vec::new()
-    };
-    cursor.end()?;
-    Ok(AclMatch::Name(NameMatch {
-        v4,
-        v6,
-        port_group,
-        transports,
-    }))
+    let rest = cursor.port_group_and_transports();
+    if nodes.is_empty() {
+        let (port_group, transports) = rest?;
+        return Ok(AclMatch::Name(NameMatch {
+            v4,
+            v6,
+            port_group,
+            transports,
+        }));
+    }
+    // OVN alone serves rules by node: here, a form that is not understood is no error.
+    Ok(match rest {
+        Ok((_, transports)) if (v4, v6) == (None, None) => {
+            nodes.sort_unstable();
+            nodes.dedup();
+            AclMatch::Nodes(NodesMatch {
+                addresses: nodes.into(),
+                transports,
+            })
+        }
+        _ => AclMatch::Other,
+    })
 }
 
 struct Cursor<'a> {
@@ -186,12 +214,39 @@ impl<'a> Cursor<'a> {
         })
     }
 
+    /// Takes an address without a prefix length, if one comes next.
+    fn address(&mut self) -> Option<IpAddr> {
+        let text = self.rest.trim_start();
+        let end = text.find([' ', ')']).unwrap_or(text.len());
+        let (address, rest) = text.split_at(end);
+        let address = address.parse().ok()?;
+        self.rest = rest;
+        Some(address)
+    }
+
     fn end(&self) -> Result<(), AclMatchError> {
         if self.rest.trim().is_empty() {
             Ok(())
         } else {
             Err(self.error("the end"))
         }
+    }
+
+    /// `) && inport == @a3`, and the ports if there are any.
+    fn port_group_and_transports(&mut self) -> Result<(String, Vec<Transport>), AclMatchError> {
+        self.expect(")", "`)`")?;
+        self.expect("&&", "`&& inport`")?;
+        self.expect("inport", "`inport`")?;
+        self.expect("==", "`==`")?;
+        self.expect("@", "a port group")?;
+        let port_group = self.word("a port group's name")?.to_owned();
+        let transports = if self.take("&&") {
+            self.transports()?
+        } else {
+            Vec::new()
+        };
+        self.end()?;
+        Ok((port_group, transports))
     }
 
     /// `((udp && ( udp.dst == 53 || udp.dst == 54 )) || (tcp))`

@@ -802,17 +802,7 @@ impl View<'_> {
         let address = to.asked.address;
         let name = match &rule.destination {
             Destination::Invalid(_) => return None,
-            Destination::Nodes => {
-                let (doubt, why) = match address {
-                    None => (Doubt::Address, "matches the nodes' addresses"),
-                    Some(address) if self.refused.is_node(address) => (
-                        Doubt::Node,
-                        "matches the addresses of nodes with these labels, which the agent does not know",
-                    ),
-                    Some(_) => return None,
-                };
-                return Some(Match::doubtful(By::Network, doubt, why));
-            }
+            Destination::Nodes => return self.matches_nodes(to, (index, rule)),
             Destination::Cidr(network) => {
                 let is_possible = match address {
                     Some(address) => network.contains(&address),
@@ -885,6 +875,29 @@ impl View<'_> {
                 None => return None,
             },
         })
+    }
+
+    /// Whether and how a rule by node matches: by the addresses in its ACL.
+    fn matches_nodes(&self, to: &Destined<'_>, (index, rule): (u32, &Rule)) -> Option<Match> {
+        let namespace = self.policy.namespace_of_names(&to.port.row);
+        let nodes = namespace.and_then(|namespace| self.policy.nodes_of(namespace, index, rule));
+        match (to.asked.address, nodes) {
+            (Some(address), Some(nodes)) => nodes.binary_search(&address).is_ok().then(|| {
+                let why = format!("{address} is in OVN's ACL of the rule");
+                Match::certain(By::Network, why)
+            }),
+            (Some(address), None) => self.refused.is_node(address).then(|| {
+                let why = "matches the addresses of nodes with these labels, which the agent does not know";
+                Match::doubtful(By::Network, Doubt::Node, why)
+            }),
+            (None, nodes) => {
+                let is_of_family = |node: &IpAddr| node.is_ipv6() == to.asked.is_ipv6;
+                nodes.is_none_or(|nodes| nodes.iter().any(is_of_family)).then(|| {
+                    let why = "matches the nodes' addresses";
+                    Match::doubtful(By::Network, Doubt::Address, why)
+                })
+            }
+        }
     }
 
     /// Why a rule by name is not in force for an address that the pod got from DNS.

@@ -9,6 +9,7 @@ use crate::{
         view::{Beside, ExplainedAddress, Explanation, Reason, StepOutcome, Target, Verdict},
     },
     ovn::{
+        acl::of_ports,
         hash::{Family, address_set_hashes},
         rows::{GatewayPort, Interface, LoadBalancer, LogicalSwitch},
     },
@@ -409,6 +410,79 @@ fn rules_by_node_are_said_to_be_unknown() {
     assert_eq!(explained.steps[0].outcome, StepOutcome::Unknown);
     assert_eq!(explained.verdict, Verdict::NotKnown);
     assert_eq!(explained.reason, Reason::NodeSelector);
+}
+
+/// OVN's ACL of the rule has the addresses of the selected nodes.
+#[test]
+fn a_rule_by_node_matches_the_addresses_of_its_acl() {
+    let port = |port| Transport {
+        protocol: Protocol::Tcp,
+        port: Some(port),
+    };
+    for (action, selected, rest) in [
+        (
+            RuleAction::Allow,
+            Reason::AllowedByNetwork,
+            Reason::DeniedByRule,
+        ),
+        (
+            RuleAction::Deny,
+            Reason::DeniedByRule,
+            Reason::AllowedByNetwork,
+        ),
+    ] {
+        let all = |network| match action {
+            RuleAction::Allow => cidr(RuleAction::Deny, network),
+            RuleAction::Deny => cidr(RuleAction::Allow, network),
+        };
+        let nodes = Rule {
+            action,
+            destination: Destination::Nodes,
+            ports: vec![port(6443)],
+        };
+        let rules = [nodes, all("0.0.0.0/0"), all("::/0")];
+        let mut node = node(&rules);
+        node.give(Input::Interfaces(InterfaceUpdate {
+            reset: false,
+            interfaces: vec![(
+                node.pods["ns1_p1"],
+                Some(Interface {
+                    addresses: vec![[10, 244, 0, 5].into(), "fd00::5".parse().expect("an address")],
+                    ..interface("ns1_p1", 5, "uid-p1")
+                }),
+            )],
+        }));
+        // Two nodes, of which the rule selects one.
+        let gateway = GatewayPort {
+            addresses: [ADDRESS.into(), OTHER.into()].into(),
+        };
+        let mut set = |port: Transport| {
+            let row = Acl {
+                matches: format!(
+                    "(ip4.dst == 203.0.113.1 || ip6.dst == 2001:db8::1) && inport == @{GROUP}{}",
+                    of_ports(&[port])
+                ),
+                ..acl(0, &rules).expect("a rule")
+            };
+            node.give(Input::Nb(NbUpdate {
+                acls: vec![(acl_row(0), Some(row))],
+                gateway_ports: vec![(RowId::new(0x9a7e), Some(gateway.clone()))],
+                ..NbUpdate::default()
+            }));
+            [
+                "203.0.113.1:6443",
+                "[2001:db8::1]:6443",
+                "203.0.113.1:443",
+                "203.0.113.2:6443",
+                "[2001:db8::2]:6443",
+            ]
+            .map(|target| reason(&node, target).1)
+        };
+        let found = set(port(6443));
+        assert_eq!(found, [selected, selected, rest, rest, rest]);
+        // OVN has the ACL of other ports: it is following an edit.
+        assert_eq!(set(port(443))[0], Reason::NodeSelector);
+    }
 }
 
 #[test]

@@ -68,11 +68,37 @@ fn other_destinations_are_no_names() {
     for text in [
         "(ip4.dst == 0.0.0.0/0 && ip4.dst != 10.244.0.0/16) && inport == @a9633447981174624809",
         "(ip6.dst == ::/0) && inport == @a1",
-        "(ip4.dst == 172.18.0.2 || ip6.dst == fd00:172:18::2) && inport == @a1",
+        "(ip4.dst == 172.18.0.2/32) && inport == @a1",
+        "(ip4.dst == 172.18.0.2 || ip4.dst == $a1) && inport == @a1",
+        "(ip4.dst == 172.18.0.2) && inport == @a1 && ((icmp))",
         "(ip4.dst == 10.20.0.0/16) && inport == @a1 && ((tcp && ( tcp.dst == 80 )))",
     ] {
         assert_eq!(parse(text), Ok(AclMatch::Other), "{text}");
     }
+}
+
+#[test]
+fn nodes_are_their_addresses() {
+    let nodes = |text: &str| match parse(text) {
+        Ok(AclMatch::Nodes(NodesMatch {
+            addresses,
+            transports,
+        })) => (addresses, transports),
+        other => panic!("{text}: {other:?}"),
+    };
+    let address = |text: &str| -> IpAddr { text.parse().expect("an address") };
+    // As ovn-kubernetes has written it, for a node with both families.
+    let both = "(ip4.dst == 172.18.0.2 || ip6.dst == fd00:172:18::2) && inport == @a9633444682639740176";
+    let (addresses, transports) = nodes(both);
+    let expected = ["172.18.0.2", "fd00:172:18::2"].map(address);
+    assert_eq!((&*addresses, &*transports), (&expected[..], &[][..]));
+    // ovn-kubernetes sorts them as texts.
+    let (addresses, transports) = nodes(
+        "(ip4.dst == 172.18.0.10 || ip4.dst == 172.18.0.2) && inport == @a1 && ((tcp && ( tcp.dst == 6443 )))",
+    );
+    let expected = ["172.18.0.2", "172.18.0.10"].map(address);
+    let port = [port(Protocol::Tcp, 6443)];
+    assert_eq!((&*addresses, &*transports), (&expected[..], &port[..]));
 }
 
 #[test]

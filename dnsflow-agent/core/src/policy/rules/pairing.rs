@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -120,13 +121,16 @@ impl Row {
     }
 
     /// Whether it is an ACL that ovn-kubernetes makes of the rule at its index. Facts that an ACL does not show (a
-    /// network, the addresses of nodes) count as equal.
+    /// network, the labels of nodes) count as equal.
     fn is_of(&self, rule: &Rule) -> bool {
         let is_right = match (&rule.destination, &self.matches) {
             (Destination::Invalid(_), _) => return true,
             (_, Err(_)) => true,
             (Destination::Name(name), Ok(AclMatch::Name(matches))) => {
                 stands_for(matches, name) && ports(&matches.transports) == ports(&rule.ports)
+            }
+            (Destination::Nodes, Ok(AclMatch::Nodes(matches))) => {
+                ports(&matches.transports) == ports(&rule.ports)
             }
             (Destination::Cidr(_) | Destination::Nodes, Ok(AclMatch::Other)) => true,
             _ => false,
@@ -381,6 +385,19 @@ impl Pairing {
         mentioned.map(|(name, _)| name)
     }
 
+    /// The addresses of the nodes that a rule at this index selects, in order, as its ACL has them. `None` if OVN has no
+    /// ACL of it, or follows an edit.
+    pub(crate) fn nodes_at(&self, index: u32, rule: &Rule) -> Option<&[IpAddr]> {
+        let [id] = self.rows_by_index.get(&index)?[..] else {
+            return None;
+        };
+        let row = self.rows.get(&id).filter(|row| row.is_present)?;
+        match &row.matches {
+            Ok(AclMatch::Nodes(matches)) if row.is_of(rule) => Some(&matches.addresses),
+            _ => None,
+        }
+    }
+
     // What changes it.
 
     /// An ACL has changed, or its logical flows have; `None` if it is no longer one of the namespace's.
@@ -584,7 +601,7 @@ impl Pairing {
                 let rule = self.rule_of(matches, index);
                 part.waits_for = rule.map(|(name, _)| name.clone());
             }
-            Ok(AclMatch::Other) => {}
+            Ok(AclMatch::Nodes(_) | AclMatch::Other) => {}
             Err(error) => part.failure = Some(Problem::AclMatch(error.clone()).into()),
         }
         for Flow { matches, template } in &row.flows {
