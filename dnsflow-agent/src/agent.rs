@@ -115,6 +115,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
             metrics: shared.metrics(channels.inquiries.clone(), packets),
             inquiries: channels.inquiries,
             journal: Arc::clone(&shared.journal),
+            queries: programs.queries,
             log: log.view(),
         },
         health: Arc::clone(&shared.health),

@@ -45,7 +45,10 @@ use dnsflow_core::{
     Input,
     ask::view::{Beside, EntryView, Explanation, StepOutcome, Target, Verdict},
     ovn::rows::pod_of_port,
-    values::name::{DnsName, DomainName},
+    values::{
+        connection::PendingQuery,
+        name::{DnsName, DomainName},
+    },
 };
 use dnsflow_ovsdb::Remotes;
 use futures::{Stream, TryStreamExt as _, stream};
@@ -71,6 +74,7 @@ use tokio::{
 
 use crate::{
     asking::{AgentCommand, Status, VERSION, northbound},
+    capture::PendingQueries,
     causes::Causes,
     denied_connections::{Connections, Heard},
     inquiries::Inquiries,
@@ -105,6 +109,8 @@ pub struct Slow {
     pub connections: Connections,
     /// Answers that no rule mentions.
     pub heard: Heard,
+    /// The queries that no answer has followed, if there are programs.
+    pub queries: Option<Arc<PendingQueries>>,
     /// Where OVN's northbound database is, as the option says.
     pub northbound: Option<Remotes>,
     /// The EgressFirewalls and manifests that are not usable as written.
@@ -300,7 +306,7 @@ impl Server {
                 Target::Address(address, _) => self.slow.heard.at(*address),
                 Target::Name(name, _) => self.slow.heard.of(name),
             },
-            sets: None,
+            ..Beside::default()
         };
         let asked = (&*namespace, &*pod, &target);
         let explained = self.explained(asked, beside.clone()).await?;
@@ -314,12 +320,32 @@ impl Server {
         let addresses: BTreeSet<IpAddr> = addresses.filter_map(|one| one.address).collect();
         let addresses: Vec<IpAddr> = addresses.into_iter().collect();
         beside.sets = sets_with(nb, &addresses).await;
+        if matches!(target, Target::Name(..)) {
+            beside.pending = self.pending(&namespace, &pod).await?;
+        }
         let mut explained = self.explained(asked, beside).await?;
         for one in &mut explained {
             let hints = resolved_names(nb, one).await;
             one.hints.extend(hints);
         }
         Ok(json(&explained))
+    }
+
+    /// The queries of a pod that no answer has followed.
+    async fn pending(&self, namespace: &str, pod: &str) -> Result<Vec<PendingQuery>, Refusal> {
+        let Some(queries) = &self.slow.queries else {
+            return Ok(Vec::new());
+        };
+        let (namespace, pod) = (namespace.to_owned(), pod.to_owned());
+        let veths = self
+            .inquiries
+            .ask(move |engine, _| engine.view().veths_of(&namespace, &pod));
+        let veths = veths.await.ok_or(Refusal::Stuck)?;
+        let pending: Result<Vec<_>, _> = veths.into_iter().map(|veth| queries.of(veth)).collect();
+        Ok(pending.map(|all| all.concat()).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the kernel does not say which queries have no answer");
+            Vec::new()
+        }))
     }
 
     /// What the engine says of a target at each port of a pod.

@@ -3,7 +3,7 @@
 //! A map compares keys byte by byte. So no layout here has padding, and an address has one form only.
 //! Integers are in native byte order.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -103,6 +103,15 @@ impl Address {
     pub(crate) fn from_words(words: [u64; 2]) -> Self {
         Self {
             octets: zerocopy::transmute!(words),
+        }
+    }
+
+    /// The address of this IP version.
+    fn ip(self, version: u32) -> IpAddr {
+        let [a, b, c, d, ..] = self.octets;
+        match version {
+            4 => IpAddr::from([a, b, c, d]),
+            _ => IpAddr::from(self.octets),
         }
     }
 
@@ -279,6 +288,13 @@ impl Query {
         ((a ^ f) | (b ^ g) | (c ^ h) | (d ^ i) | (e ^ j)) == 0
     }
 
+    /// Address and port of the resolver.
+    pub fn resolver(&self) -> SocketAddr {
+        let [a, b, _, _, rest] = self.words;
+        let version = (rest >> 48) as u32;
+        SocketAddr::new(Address::from_words([a, b]).ip(version), (rest >> 32) as u16)
+    }
+
     /// The first slot of the query's set.
     #[inline(always)]
     pub fn set(&self) -> u32 {
@@ -386,11 +402,7 @@ impl AttemptKey {
 
     /// The destination address.
     pub fn dst(&self) -> IpAddr {
-        let [a, b, c, d, ..] = self.dst.octets;
-        match self.version {
-            4 => IpAddr::from([a, b, c, d]),
-            _ => IpAddr::from(self.dst.octets),
-        }
+        self.dst.ip(self.version.into())
     }
 }
 
@@ -478,11 +490,7 @@ impl EntryKey {
 
     /// The address.
     pub fn address(&self) -> IpAddr {
-        let [a, b, c, d, ..] = self.address.octets;
-        match self.version {
-            4 => IpAddr::from([a, b, c, d]),
-            _ => IpAddr::from(self.address.octets),
-        }
+        self.address.ip(self.version)
     }
 }
 

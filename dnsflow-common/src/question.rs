@@ -190,6 +190,16 @@ pub struct Question {
     pub mentioned: bool,
 }
 
+/// The hash of a question of class IN (RFC 1035, section 3.2.4) for a name, as in [`NameHash::of`], and a type.
+pub fn question_hash(name: &[u8], kind: u16) -> u64 {
+    let [upper, lower] = kind.to_be_bytes();
+    let type_and_class = [upper, lower, 0, 1];
+    let hash = type_and_class
+        .iter()
+        .fold(NameHash::of(name), |hash, &byte| hash.byte(byte.into()));
+    hash.0
+}
+
 const BYTE: u32 = BUFFER_LEN as u32 - 1;
 /// The places where a label can begin, and more: all values of `u8`.
 const PLACES: usize = 256;

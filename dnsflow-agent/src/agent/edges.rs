@@ -20,7 +20,7 @@ use tokio::{
 use super::AgentError;
 use crate::{
     api::{self, Health},
-    capture::Aside,
+    capture::{Aside, PendingQueries},
     conntrack::{self, Conntrack},
     control::{Server, Slow},
     denied_connections::{self, Heard, Listeners},
@@ -79,6 +79,7 @@ pub(super) struct Asking {
     pub(super) inquiries: Inquiries,
     pub(super) journal: Arc<Journal>,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) queries: Arc<PendingQueries>,
     pub(super) log: LogView,
 }
 
@@ -240,11 +241,13 @@ impl Edges {
             inquiries,
             journal,
             metrics,
+            queries,
             log,
         } = asking;
         let slow = Slow {
             connections: listeners.connections.clone(),
             heard: heard.clone(),
+            queries: Some(queries),
             northbound: options.ovn_nb.clone(),
             objects,
         };

@@ -36,8 +36,8 @@ use super::{
 use crate::{
     api::Health,
     capture::{
-        self, Aside, Attacher, Capture, EntryTimes, Heartbeat, LostAnswers, ProgramCounters,
-        Releaser, RingShares,
+        self, Aside, Attacher, Capture, EntryTimes, Heartbeat, LostAnswers, PendingQueries,
+        ProgramCounters, Releaser, RingShares,
     },
     clock::{Alarm, now},
     conntrack,
@@ -168,6 +168,7 @@ pub(super) struct Programs {
     pub(super) heartbeat: Heartbeat,
     pub(super) shares: RingShares,
     pub(super) counters: Arc<ProgramCounters>,
+    pub(super) queries: Arc<PendingQueries>,
     lost: LostAnswers,
     pub(super) aside: Aside,
 }
@@ -191,6 +192,7 @@ impl Programs {
             counters,
             log,
             shares,
+            queries,
             watched,
             recorded,
             aside,
@@ -223,6 +225,7 @@ impl Programs {
             heartbeat,
             shares,
             counters: Arc::new(counters),
+            queries: Arc::new(queries),
             lost,
             aside,
         })

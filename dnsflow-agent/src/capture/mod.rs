@@ -24,6 +24,7 @@ mod pins;
 mod program;
 mod program_log;
 mod qdisc;
+mod queries;
 mod records;
 mod release;
 mod resolvers;
@@ -61,6 +62,7 @@ pub use self::{
         AttachKind, EGRESS, HOLD, INGRESS, LeftFilters, OBJECT, OPEN, Program, TcLink, left_filters,
     },
     program_log::ProgramLog,
+    queries::PendingQueries,
     records::{Drained, Records},
     release::{LostAnswers, ReleaseError, Releaser},
     resolvers::{ResolverError, Resolvers},
@@ -197,6 +199,8 @@ pub struct Capture {
     pub counters: ProgramCounters,
     /// Who has handed over more than its share.
     pub shares: RingShares,
+    /// The queries that no answer has followed.
+    pub queries: PendingQueries,
     /// Whose attempts to connect somewhere are told of: nobody's yet.
     pub watched: InterfaceSet,
     /// Whose answers leave the kernel whatever the rules mention: nobody's yet.
@@ -243,6 +247,7 @@ pub fn take_over(
     let deferred = DeferredAnswers::new(ebpf)?;
     let heartbeat = Heartbeat::new(ebpf)?;
     let shares = RingShares::new(ebpf)?;
+    let queries = PendingQueries::new(ebpf)?;
     let watched = InterfaceSet::watched(ebpf)?;
     let recorded = InterfaceSet::recorded(ebpf)?;
     let aside = Aside::new(ebpf)?;
@@ -268,6 +273,7 @@ pub fn take_over(
         heartbeat,
         counters,
         shares,
+        queries,
         watched,
         recorded,
         aside,

@@ -75,6 +75,7 @@ impl Running {
         let slow = Slow {
             connections: connections.clone(),
             heard: Heard::new(Attempts::new(Ports::DNS)),
+            queries: None,
             northbound: None,
             objects: objects.clone(),
         };

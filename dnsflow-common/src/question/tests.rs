@@ -44,6 +44,15 @@ fn read(bytes: &[u8], names: &impl Names) -> Result<Question, Reason> {
     question(&mut buffer, bytes.len() as u32, names)
 }
 
+#[test]
+fn the_hash_of_a_question_can_be_made_of_its_parts() {
+    let question = read(&asked("www.Example.com"), &names(&[])).expect("a question");
+    let [www, other] = ["www.example.com", "example.com"].map(|name| question_hash(&wire(name), 1));
+    assert_eq!(question.hash, www);
+    assert_ne!(question.hash, other);
+    assert_ne!(question.hash, question_hash(&wire("www.example.com"), 28));
+}
+
 fn mentioned(name: &str, rules: &[&str]) -> bool {
     read(&asked(name), &names(rules))
         .expect("a question")

@@ -17,9 +17,10 @@ use dnsflow_common::{
         FRAGMENT_AGE_MAX_NS, FragmentKey, PENDING_AGE_MAX_NS, PENDING_PER_INTERFACE, Pending,
         Query, SlotKey,
     },
+    question::question_hash,
     walk::{self, Ports, Sent, TCP_ACK},
 };
-use dnsflow_core::io::input::SourceAddresses;
+use dnsflow_core::{io::input::SourceAddresses, values::name::DomainName};
 use dnsflow_tests::frames::{Answer, Fragment, Frame, Transport, query};
 
 use crate::{
@@ -308,6 +309,26 @@ fn names_that_do_not_exist_displace_no_question() {
     let map: HashMap<_, [u8; size_of::<SlotKey>()], [u8; size_of::<Pending>()]> =
         map.try_into().expect("its types");
     assert_eq!(map.keys().count(), 0);
+}
+
+#[test]
+fn a_query_is_shown_to_people_until_it_is_answered() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    let name = DomainName::from_presentation("www.example.com").expect("a name");
+    for answer in [answer(), answer().over_v6()] {
+        program.ask(&query_of(&answer).build());
+        let queries = |program: &Loaded, at| program.capture.queries.of(at).expect("read");
+        let [query] = queries(&program, program.at)[..] else {
+            panic!("one query");
+        };
+        assert_eq!(query.resolver, answer.src.into());
+        assert_eq!(query.question, question_hash(name.wire(), 1));
+        assert!(queries(&program, program.at + 1).is_empty());
+        assert_eq!(program.run_once(&answer.build()).0, Reason::Captured);
+        assert!(queries(&program, program.at).is_empty());
+    }
 }
 
 /// Makes everything that is remembered in a map older, by setting the times back. The time stands

@@ -2,7 +2,7 @@
 //! people ask. `docs/asking.md` shows nothing else.
 
 use std::{
-    net::SocketAddrV4,
+    net::{SocketAddrV4, UdpSocket},
     process::{Command, Stdio},
     thread,
     time::Duration,
@@ -12,9 +12,11 @@ use crate::snapshots::{self, Snapshots};
 use dnsflow_tests::{
     agent,
     firewall::RuleSpec,
+    frames::query,
     lab,
     lab::Lab,
     ovs::{Daemon, Stop},
+    pod::DNS,
     process::{PATIENT, wait_until},
     topology::{DNS_POD, DNS_POD_PORT},
 };
@@ -290,6 +292,24 @@ fn what_keeps_an_agent_from_knowing_is_explained_as_reviewed() {
     pod.resolve_at(server, "www.example.com")
         .expect("the name is known");
     unknown(all, &lab, "203.0.113.2:80", "not_resolved");
+
+    // The DNS server does not answer.
+    let by_name = RuleSpec::allow_name("example.com");
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    lab.set_firewall("ns1", &[by_name, deny])
+        .expect("the rows are written");
+    lab.stop_dns().expect("it stops");
+    let asked = query(1, "www.example.com");
+    let sent = pod.netns().run(|| Ok(UdpSocket::bind("0.0.0.0:0")?.send_to(&asked, DNS)?));
+    sent.expect("it is sent");
+    wait_until("the query to be seen", PATIENT, || {
+        Ok(reason(&lab, "ns1/pod1", "www.example.com:80") == "not_answered")
+    })
+    .expect("it is seen");
+    unknown(all, &lab, "www.example.com:80", "not_answered");
+    lab.serve_dns(RECORDS).expect("the server starts");
+    lab.set_firewall("ns1", &rules())
+        .expect("the rows are written");
 
     // ovn-kubernetes has not written the ACL of a new rule, and never does.
     let mut rules = rules();

@@ -380,6 +380,13 @@ impl View<'_> {
         of_pod.map(|row| row.iface_id.clone()).collect()
     }
 
+    /// The interface indices of a pod's veths, as far as they were found: the host sides.
+    pub fn veths_of(&self, namespace: &str, pod: &str) -> Vec<u32> {
+        let ports = self.ports.iter().map(|(_, port)| port);
+        let of_pod = ports.filter(|port| pod_of(&port.row) == (namespace, pod));
+        of_pod.filter_map(|port| port.ifindex).collect()
+    }
+
     /// At most `count` names of a recording from this one on, in the order in which they came, and how
     /// many answers for further names found no room. `None`: there is no such recording.
     pub fn recorded(

@@ -4,7 +4,10 @@ use std::{net::IpAddr, sync::Arc};
 
 use crate::{
     Timestamp,
-    values::flow::{Addresses, Protocol, Transport},
+    values::{
+        flow::{Addresses, Protocol, Transport},
+        resolver::Resolver,
+    },
 };
 
 /// A pod tries to connect somewhere.
@@ -30,6 +33,23 @@ impl Attempt {
             port: Some(self.port),
         }
     }
+}
+
+/// A query of a pod to a trusted DNS server over UDP, which no answer has followed.
+///
+/// The kernel remembers it by hashes. If another name has the same hash, a question about that name finds this query.
+/// The oldest queries of a pod give way, and then those of the pods that have not asked for longest: of a forgotten
+/// query it is not known that it had no answer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PendingQuery {
+    /// The interface index of the veth's host side.
+    pub ifindex: u32,
+    /// The DNS server.
+    pub resolver: Resolver,
+    /// The hash of its name, type and class ([`dnsflow_common::question::question_hash`]).
+    pub question: u64,
+    /// When the kernel saw the query.
+    pub at: Timestamp,
 }
 
 /// A tracked connection that OVN has marked as blocked.

@@ -57,6 +57,8 @@ pub enum Reason {
     WrongPort,
     /// A rule by name allows it once a trusted DNS server has returned the address to the pod.
     NotResolved,
+    /// The same, and the pod has asked a trusted DNS server, which has not answered.
+    NotAnswered,
     /// The pod was told the address, and the time of the answer is over.
     Expired,
     /// The pod was told the address, and a limit has left no room for it.
@@ -128,7 +130,9 @@ impl Reason {
             Self::DeniedByRule | Self::DeniedByEarlierRule | Self::WrongPort => {
                 DenialReason::ByRule
             }
-            Self::NotResolved | Self::Expired | Self::ToldToOtherPod => DenialReason::NotAsked,
+            Self::NotResolved | Self::NotAnswered | Self::Expired | Self::ToldToOtherPod => {
+                DenialReason::NotAsked
+            }
             Self::AddressRefused => DenialReason::Refused,
             Self::DryRun => DenialReason::DryRun,
             Self::NoFirewall

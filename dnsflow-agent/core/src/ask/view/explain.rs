@@ -9,10 +9,12 @@ use std::{
     str::FromStr,
 };
 
+use dnsflow_common::question::question_hash;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    EntryView, PortView, View, action_text, attempt::is_on_link, destination_text, transport_text,
+    EntryView, PortView, View, action_text, attempt::is_on_link, destination_text, pod_of,
+    transport_text,
 };
 use crate::{
     Timestamp,
@@ -29,6 +31,7 @@ use crate::{
         rules::{ActiveRule, NamePattern, Problem, is_dry_run},
     },
     values::{
+        connection::PendingQuery,
         firewall::{Destination, Firewall, Rule, RuleAction},
         flow::{Protocol, Transport},
         ids::PortId,
@@ -154,6 +157,8 @@ pub struct Beside {
     /// Of an address, the names that no rule mentioned when they led pods to it; of a name, the addresses. The newest
     /// first.
     pub heard: Vec<HeardAt>,
+    /// The queries of the pod that no answer has followed.
+    pub pending: Vec<PendingQuery>,
     /// By address, OVN's address sets that have it: the numbers in their names. `None` if OVN was not asked.
     pub sets: Option<BTreeMap<IpAddr, BTreeSet<u64>>>,
 }
@@ -207,6 +212,15 @@ pub(super) struct Asked<'a> {
     pub(super) is_by_name: bool,
     pub(super) transport: Option<Transport>,
     pub(super) sets: Sets<'a>,
+    /// The newest query for the name that no answer has followed.
+    pub(super) unanswered: Option<&'a Unanswered>,
+}
+
+/// A query for a name that no answer has followed.
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    at: Timestamp,
+    text: String,
 }
 
 /// OVN's address sets that have an address.
@@ -247,7 +261,10 @@ impl Untold {
     fn ends_by_asking(&self) -> bool {
         matches!(
             self.reason,
-            Reason::NotResolved | Reason::Expired | Reason::ToldToOtherPod
+            Reason::NotResolved
+                | Reason::NotAnswered
+                | Reason::Expired
+                | Reason::ToldToOtherPod
         )
     }
 }
@@ -449,6 +466,8 @@ impl View<'_> {
                 }
             }
         };
+        let unanswered = [false, true]
+            .map(|is_ipv6| self.unanswered((id, port), name?, is_ipv6, beside, now));
         let each = addresses.into_iter().map(|(address, is_ipv6)| {
             let heard: Vec<&HeardAt> = led_here
                 .iter()
@@ -463,6 +482,7 @@ impl View<'_> {
                 is_by_name: name.is_some(),
                 transport,
                 sets: address.map_or(Sets::Unknown, sets),
+                unanswered: unanswered[usize::from(is_ipv6)].as_ref(),
             };
             let heard = heard.iter().map(|one| HeardName {
                 name: one.heard.name.to_string(),
@@ -490,10 +510,14 @@ impl View<'_> {
             .iter()
             .filter(|one| one.reason != Reason::NoAddressOfFamily);
         let verdict = Verdict::of_all(used.map(|one| one.verdict)).unwrap_or(Verdict::Blocked);
-        let hints = match verdict {
-            Verdict::Allowed => Vec::new(),
-            _ => self.hints(port, name, &addresses),
-        };
+        let mut hints = Vec::new();
+        if verdict != Verdict::Allowed {
+            hints = self.hints(port, name, &addresses);
+            if addresses.iter().all(|one| one.reason != Reason::NotAnswered) {
+                hints.extend(unanswered.into_iter().flatten().map(|one| one.text));
+                hints.dedup();
+            }
+        }
         Some(Explanation {
             port: self.port(id, port),
             verdict,
@@ -523,6 +547,48 @@ impl View<'_> {
             .chain(refused.map(|(_, address)| *address))
             .chain(ended.map(|ended| ended.address))
             .collect()
+    }
+
+    /// The newest query of a pod for the addresses of a name that no answer has followed. A pod asks for the name with
+    /// its search domains first (`ndots:5` in the resolv.conf of pods), and for nothing else without an answer.
+    fn unanswered(
+        &self,
+        (id, port): (PortId, &Port),
+        name: &DomainName,
+        is_ipv6: bool,
+        beside: &Beside,
+        now: Timestamp,
+    ) -> Option<Unanswered> {
+        let own = || {
+            let pending = beside.pending.iter();
+            pending.filter(|query| self.ports.at_veth(query.ifindex) == Some(id))
+        };
+        own().next()?;
+        let namespace = pod_of(&port.row).0;
+        let searched = ["", "svc."].map(|of| format!("{of}cluster.local"));
+        let searched = searched.into_iter().chain([format!("{namespace}.svc.cluster.local")]);
+        let searched = searched.filter_map(|domain| {
+            DomainName::from_presentation(&format!("{name}.{domain}")).ok()
+        });
+        let asked = searched.chain([name.clone()]).filter_map(|asked| {
+            let kind = if is_ipv6 { AAAA } else { A };
+            let hash = question_hash(asked.wire(), kind);
+            let found = own().filter(|query| query.question == hash);
+            Some((*found.max_by_key(|query| query.at)?, asked))
+        });
+        let (query, asked) = asked.max_by_key(|(query, _)| query.at)?;
+        let for_it = match asked == *name {
+            true => "for it".to_owned(),
+            false => format!("for {asked}"),
+        };
+        Some(Unanswered {
+            at: query.at,
+            text: format!(
+                "the pod asked {} {for_it} {}s ago, and has no answer",
+                query.resolver,
+                now.since(query.at).as_secs()
+            ),
+        })
     }
 
     /// The decision over one address, or over a name without one, by the answers to the pod and by the switch.
@@ -999,6 +1065,7 @@ impl View<'_> {
         let Asked {
             address: to_address,
             name: asked,
+            unanswered: asked_for,
             ..
         } = asked;
         match self.ports.attachment(port.interface) {
@@ -1042,7 +1109,13 @@ impl View<'_> {
             return (Reason::AddressRefused, text);
         }
         let mut ended = self.cache.port(id).ended.latest();
-        if let Some(ended) = ended.find(|ended| is_it(ended.address, &ended.name)) {
+        let ended = ended.find(|ended| is_it(ended.address, &ended.name));
+        // A query from before may be of the answer that has ended: it was lost, and the pod asked again.
+        let is_newer = |one: &&Unanswered| ended.is_none_or(|ended| one.at > ended.at);
+        if let Some(unanswered) = asked_for.filter(is_newer) {
+            return (Reason::NotAnswered, unanswered.text.clone());
+        }
+        if let Some(ended) = ended {
             return match &ended.why {
                 End::Expired => (
                     Reason::Expired,
@@ -1210,6 +1283,9 @@ fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk) -> Ruling {
     if waits {
         let Untold { reason, text } = to.untold();
         let mut text = match (decided.action, decided.rule) {
+            (RuleAction::Allow, Some(rule)) if *reason == Reason::NotAnswered => {
+                format!("rule {rule} allows it once the answer comes: {text}")
+            }
             (RuleAction::Allow, Some(rule)) => {
                 format!("rule {rule} allows it once the pod asks: {text}")
             }
@@ -1398,6 +1474,10 @@ fn near_misses(firewall: &Firewall, subdomains: bool, name: &DomainName) -> Vec<
     });
     misses.take(HINTS_MAX).collect()
 }
+
+/// The types of a question for an address (RFC 1035, section 3.2.2; RFC 3596, section 2.1).
+const A: u16 = 1;
+const AAAA: u16 = 28;
 
 /// With so many characters inserted, removed, replaced or exchanged, one name may be a misprint of another.
 const EDITS_MAX: usize = 2;

@@ -1,5 +1,6 @@
 //! Why is this pod blocked? The situations in which people ask, one each.
 
+use dnsflow_common::question::question_hash;
 use ipnet::IpNet;
 
 use super::*;
@@ -13,7 +14,7 @@ use crate::{
         hash::{Family, address_set_hashes},
         rows::{GatewayPort, Interface, LoadBalancer, LogicalSwitch},
     },
-    values::{limits::TAKEOVER_MAX, name::DnsName},
+    values::{connection::PendingQuery, limits::TAKEOVER_MAX, name::DnsName},
 };
 
 const TARGET: &str = "203.0.113.1:443";
@@ -157,6 +158,87 @@ fn the_pod_has_not_asked() {
     assert_eq!(reason(&node, "example.com:443"), not_yet(0));
     let hints = explain(&node, "p1", TARGET).hints;
     assert!(hints[0].contains("10.96.0.10:53"), "{hints:?}");
+}
+
+/// A query of a pod, which no answer has followed.
+fn pending(node: &Node, pod: &str, name: &str, kind: u16) -> PendingQuery {
+    let name = DomainName::from_presentation(name).expect("a name");
+    PendingQuery {
+        ifindex: ifindex_of(node.pods[&format!("ns1_{pod}")]),
+        resolver: "10.96.0.10:53".parse().expect("a resolver"),
+        question: question_hash(name.wire(), kind),
+        at: node.now,
+    }
+}
+
+#[test]
+fn a_query_has_no_answer() {
+    const A: u16 = 1;
+    const AAAA: u16 = 28;
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    node.add_pod("p2", 6);
+    let of = |node: &Node, target: &str, pending: Vec<PendingQuery>| {
+        let beside = Beside {
+            pending,
+            ..ovn_has_resolved_nothing()
+        };
+        explain_with(node, "p1", target.parse().expect("a target"), &beside)
+    };
+    let asked = pending(&node, "p1", "www.example.com", A);
+    let searched = "www.example.com.ns1.svc.cluster.local";
+    let searched = pending(&node, "p1", searched, A);
+    node.pass(Duration::from_secs(6));
+    let explained = of(&node, "www.example.com:443", vec![asked]);
+    assert_eq!(explained.hints, [] as [&str; 0]);
+    let found = address(explained);
+    let decided = (found.verdict, found.reason, found.rule);
+    assert_eq!(decided, (Verdict::NotYet, Reason::NotAnswered, Some(0)));
+    assert_eq!(
+        found.text,
+        "rule 0 allows it once the answer comes: the pod asked 10.96.0.10:53 for it 6s ago, and has no answer"
+    );
+    // The pod has search domains.
+    let found = address(of(&node, "www.example.com", vec![searched]));
+    assert_eq!(found.reason, Reason::NotAnswered);
+    let name = "for www.example.com.ns1.svc.cluster.local 6s ago";
+    assert!(found.text.contains(name), "{}", found.text);
+    // Another pod has asked, or this one for something else.
+    for other in [
+        pending(&node, "p2", "www.example.com", A),
+        pending(&node, "p1", "example.com", A),
+        pending(&node, "p1", "www.example.com", AAAA),
+    ] {
+        let found = address(of(&node, "www.example.com", vec![other]));
+        assert_eq!(found.reason, Reason::NotResolved, "{other:?}");
+    }
+    // A rule decides by the address, which the answer would have.
+    let network = cidr(RuleAction::Deny, "203.0.113.0/24");
+    let rules = [network, allow("example.com"), deny_all()];
+    node.set_firewall(&rules);
+    node.set_ovn(&rules);
+    let explained = of(&node, "www.example.com", vec![asked]);
+    assert_eq!(explained.verdict, Verdict::Depends);
+    let hint = "the pod asked 10.96.0.10:53 for it 6s ago, and has no answer";
+    assert_eq!(explained.hints, [hint]);
+}
+
+#[test]
+fn a_query_after_the_end_of_an_answer_has_no_answer() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    let lost = pending(&node, "p1", "example.com", 1);
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    node.pass(MIN_TTL + IDLE_GRACE + 2 * COMPARE_INTERVAL);
+    let again = pending(&node, "p1", "example.com", 1);
+    // The first query was repeated, and answered then.
+    for (query, expected) in [(lost, Reason::Expired), (again, Reason::NotAnswered)] {
+        let beside = Beside {
+            pending: vec![query],
+            ..ovn_has_resolved_nothing()
+        };
+        let target = "example.com".parse().expect("a target");
+        let found = address(explain_with(&node, "p1", target, &beside));
+        assert_eq!(found.reason, expected);
+    }
 }
 
 #[test]
