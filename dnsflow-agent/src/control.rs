@@ -320,8 +320,12 @@ impl Server {
         let addresses: BTreeSet<IpAddr> = addresses.filter_map(|one| one.address).collect();
         let addresses: Vec<IpAddr> = addresses.into_iter().collect();
         beside.sets = sets_with(nb, &addresses).await;
+        let veths = self.veths(&namespace, &pod).await?;
+        let heard = &self.slow.heard;
+        let servers = veths.iter().flat_map(|veth| heard.servers_asked(*veth));
+        beside.servers = servers.collect();
         if matches!(target, Target::Name(..)) {
-            beside.pending = self.pending(&namespace, &pod).await?;
+            beside.pending = self.pending(&veths);
         }
         let mut explained = self.explained(asked, beside).await?;
         for one in &mut explained {
@@ -331,21 +335,25 @@ impl Server {
         Ok(json(&explained))
     }
 
-    /// The queries of a pod that no answer has followed.
-    async fn pending(&self, namespace: &str, pod: &str) -> Result<Vec<PendingQuery>, Refusal> {
-        let Some(queries) = &self.slow.queries else {
-            return Ok(Vec::new());
-        };
+    /// The interface indices of a pod's veths.
+    async fn veths(&self, namespace: &str, pod: &str) -> Result<Vec<u32>, Refusal> {
         let (namespace, pod) = (namespace.to_owned(), pod.to_owned());
         let veths = self
             .inquiries
             .ask(move |engine, _| engine.view().veths_of(&namespace, &pod));
-        let veths = veths.await.ok_or(Refusal::Stuck)?;
-        let pending: Result<Vec<_>, _> = veths.into_iter().map(|veth| queries.of(veth)).collect();
-        Ok(pending.map(|all| all.concat()).unwrap_or_else(|error| {
+        veths.await.ok_or(Refusal::Stuck)
+    }
+
+    /// The queries at these veths that no answer has followed.
+    fn pending(&self, veths: &[u32]) -> Vec<PendingQuery> {
+        let Some(queries) = &self.slow.queries else {
+            return Vec::new();
+        };
+        let pending: Result<Vec<_>, _> = veths.iter().map(|veth| queries.of(*veth)).collect();
+        pending.map(|all| all.concat()).unwrap_or_else(|error| {
             tracing::warn!(%error, "the kernel does not say which queries have no answer");
             Vec::new()
-        }))
+        })
     }
 
     /// What the engine says of a target at each port of a pod.

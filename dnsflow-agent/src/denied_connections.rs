@@ -12,7 +12,7 @@ use std::{
 
 use dnsflow_core::{
     ask::{
-        attempts::{Attempts, HeardAt},
+        attempts::{AskedServer, Attempts, HeardAt},
         history::{ConnectionView, History, Place, Tried},
         view::Judged,
     },
@@ -110,6 +110,11 @@ impl Heard {
         self.lock().heard_of(name)
     }
 
+    /// The DNS servers that a pod has asked and that were not trusted, the newest first.
+    pub fn servers_asked(&self, ifindex: u32) -> Vec<AskedServer> {
+        self.lock().servers_asked(ifindex)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Attempts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -191,7 +196,10 @@ pub(crate) async fn watch(
             let mut attempts = heard.lock();
             aside.drain(RECORDS_PER_TURN, |told| match told {
                 AsideRecord::Answer(frame) => attempts.hear(frame, now()),
-                AsideRecord::Attempt(attempt) => tried.push((attempt, attempts.heard(&attempt))),
+                AsideRecord::Attempt(attempt) => {
+                    attempts.note_server(&attempt, now());
+                    tried.push((attempt, attempts.heard(&attempt)));
+                }
             });
         }
         for some in tried.chunks(JUDGED_AT_ONCE) {

@@ -534,7 +534,13 @@ impl Engine {
             ports,
             answers,
             policy,
-            told: Told { cache, refused, .. },
+            told:
+                Told {
+                    cache,
+                    budget,
+                    refused,
+                    ..
+                },
             switch,
             recordings,
             ..
@@ -543,6 +549,7 @@ impl Engine {
             sources,
             ports,
             answers,
+            budget,
             refused,
             policy,
             cache,

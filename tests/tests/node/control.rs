@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     fs,
     io::{self, BufRead as _, BufReader},
+    net::{Ipv4Addr, SocketAddrV4},
     os::unix::fs::{PermissionsExt as _, symlink},
     path::PathBuf,
     process::{Command, Stdio},
@@ -18,6 +19,7 @@ use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
     lab::{Datapath, Lab},
+    liar::Behaviour,
     process::{PATIENT, run, wait_until},
 };
 use serde_json::Value;
@@ -792,7 +794,8 @@ fn applied(mut rules: Vec<RuleSpec>, remedy: &str) -> Vec<RuleSpec> {
     rules
 }
 
-/// The remedy of each blocked connection is applied to the EgressFirewall as it says, and the pod connects.
+/// The remedy of each blocked connection is applied to the EgressFirewall, or to the agent's options, as it says, and the
+/// pod connects.
 #[test]
 fn a_remedy_lets_the_connection_pass() {
     let lab = lab!("control-remedies", agent);
@@ -811,10 +814,41 @@ fn a_remedy_lets_the_connection_pass() {
         "mail.example.net. 30 IN A 203.0.113.3",
         "denied.example.com. 30 IN A 203.0.113.4",
         "cdn.example.org. 30 IN A 203.0.113.6",
+        "limit.example.com. 30 IN A 203.0.113.1",
     ])
     .expect("the server starts");
-    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    let limited = ["--max-addresses-per-name=1"];
+    let agent = lab.start_agent(&limited).expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
+    // Names that no rule mentions, and servers that are not trusted, come to the agent beside the others.
+    let remedy = |address: &str, begins: &[&str]| {
+        let target = format!("{address}:80");
+        let arguments = ["explain", "ns1/pod1", &target, "-o", "json"];
+        let (mut remedy, mut text) = (String::new(), String::new());
+        wait_until("a remedy", PATIENT, || {
+            text = ask(&lab, &arguments).0;
+            let explained: Value = serde_json::from_str(&text)?;
+            let found = &explained[0]["addresses"][0]["remedy"];
+            remedy = found.as_str().unwrap_or_default().to_owned();
+            let by_address = format!("cidrSelector: {address}");
+            let is_it = begins.iter().any(|begin| remedy.starts_with(begin));
+            Ok(is_it && !remedy.contains(&by_address))
+        })
+        .unwrap_or_else(|error| panic!("{target}: {error}: {text}"));
+        remedy
+    };
+    let is_blocked = |address: &str| {
+        let url = format!("http://{address}/");
+        assert!(!fetches(&lab, "ns1_pod1", &url, BLOCKED), "{address}");
+    };
+    let passes = |address: &str, remedy: &str, resolve: &dyn Fn() -> anyhow::Result<()>| {
+        let url = format!("http://{address}/");
+        wait_until("the connection", PATIENT, || {
+            resolve()?;
+            Ok(fetches(&lab, "ns1_pod1", &url, BLOCKED))
+        })
+        .unwrap_or_else(|error| panic!("{address}, {remedy}: {error}"));
+    };
     for (name, address) in [
         ("mail.example.net", "203.0.113.3"),
         ("denied.example.com", "203.0.113.4"),
@@ -822,25 +856,43 @@ fn a_remedy_lets_the_connection_pass() {
     ] {
         set(&rules);
         pod.resolve(name).expect("the name is known");
-        let target = format!("{address}:80");
-        let arguments = ["explain", "ns1/pod1", &target, "-o", "json"];
-        let (mut remedy, mut text) = (String::new(), String::new());
-        // Names that no rule mentions come to the agent beside the others.
-        wait_until("a remedy", PATIENT, || {
-            text = ask(&lab, &arguments).0;
-            let explained: Value = serde_json::from_str(&text)?;
-            let found = &explained[0]["addresses"][0]["remedy"];
-            remedy = found.as_str().unwrap_or_default().to_owned();
-            Ok(!remedy.is_empty() && !remedy.contains("cidrSelector: 203.0.113.6"))
-        })
-        .unwrap_or_else(|error| panic!("{target}: {error}: {text}"));
-        let url = format!("http://{address}/");
-        assert!(!fetches(&lab, "ns1_pod1", &url, BLOCKED), "{target}");
+        let remedy = remedy(address, &["move", "add", "allow"]);
+        is_blocked(address);
         set(&applied(rules.clone(), &remedy));
-        wait_until("the connection", PATIENT, || {
-            pod.resolve(name)?;
-            Ok(fetches(&lab, "ns1_pod1", &url, BLOCKED))
-        })
-        .unwrap_or_else(|error| panic!("{target}, {remedy}: {error}"));
+        passes(address, &remedy, &|| pod.resolve(name).map(|_| ()));
     }
+    set(&rules);
+
+    // A second address of a name is one too many, and the pod asks a server that is not trusted.
+    let name = "limit.example.com";
+    pod.resolve(name).expect("the name is known");
+    lab.serve_dns(&["limit.example.com. 30 IN A 203.0.113.2"])
+        .expect("the server starts");
+    pod.resolve(name).expect("the name is known");
+    let addresses = ["203.0.113.1", "203.0.113.2"];
+    let is_limited = |address: &&str| explain(&lab, "ns1/pod1", address).1 == "limit_reached";
+    let refused = addresses.into_iter().find(is_limited).expect("one of them");
+    let raise = remedy(refused, &["raise"]);
+    assert_eq!(raise, "raise --max-addresses-per-name, now 1");
+    is_blocked(refused);
+    lab.serve_liar("ns1_pod2", 53).expect("it listens");
+    let (server, elsewhere) = (SocketAddrV4::new([10, 244, 0, 6].into(), 53), "203.0.113.7");
+    let resolve = || {
+        let told = pod.resolve_at(server, &Behaviour::Honest.name(7, "example.com"))?;
+        assert_eq!(told, [Ipv4Addr::new(203, 0, 113, 7)]);
+        Ok(())
+    };
+    resolve().expect("an answer");
+    let trust = remedy(elsewhere, &["trust"]);
+    is_blocked(elsewhere);
+    agent.terminate().expect("it stops");
+
+    lab.serve_dns(&[&*format!("{name}. 30 IN A {refused}")])
+        .expect("the server starts");
+    let mut options = vec!["--max-addresses-per-name=2"];
+    let (_, resolver) = trust.split_once(": ").expect("an option");
+    options.extend(resolver.split(' '));
+    let _agent = lab.start_agent(&options).expect("the agent is ready");
+    passes(refused, &raise, &|| pod.resolve(name).map(|_| ()));
+    passes(elsewhere, &trust, &resolve);
 }

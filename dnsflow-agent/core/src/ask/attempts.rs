@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use dnsflow_common::walk::{self, Packet, Ports};
+use dnsflow_common::walk::{self, Packet, Ports, ServerPorts as _};
 
 use crate::{
     Timestamp,
@@ -22,7 +22,7 @@ use crate::{
         connection::Attempt,
         flow::Transport,
         limits::{
-            DENIAL_REPORT_AGAIN, DENIAL_REPORT_BURST_TIME, DENIAL_REPORT_INTERVAL,
+            ASKED_SERVERS, ASKED_SERVERS_PER_INTERFACE, DENIAL_REPORT_AGAIN, DENIAL_REPORT_BURST_TIME, DENIAL_REPORT_INTERVAL,
             HEARD_NAMES_PER_ADDRESS_MAX, HEARD_TIME, PLACES, PLACES_PER_INTERFACE,
         },
         name::DomainName,
@@ -52,6 +52,17 @@ pub struct HeardAt {
     pub heard: Heard,
 }
 
+/// A DNS server that a pod has asked and that was not trusted then.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct AskedServer {
+    /// The interface index of the pod.
+    pub ifindex: u32,
+    /// The server.
+    pub server: Resolver,
+    /// When the kernel last told of it.
+    pub at: Timestamp,
+}
+
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 struct Place<T> {
     ifindex: u32,
@@ -72,12 +83,19 @@ const LIMITS: Limits = Limits {
     bytes_per_interface: 0,
 };
 
+const LIMITS_OF_SERVERS: Limits = Limits {
+    entries: ASKED_SERVERS,
+    per_interface: ASKED_SERVERS_PER_INTERFACE,
+    ..LIMITS
+};
+
 /// The latest attempts of the pods, and the names for them.
 #[derive(Debug)]
 pub struct Attempts {
     dns_ports: Ports,
     heard: Recent<Place<()>, Vec<Heard>>,
     reported: Recent<Place<Transport>, Timestamp>,
+    servers: Recent<Place<Transport>, Timestamp>,
     accounts: BTreeMap<u32, Account>,
     left_out: u64,
 }
@@ -91,6 +109,7 @@ impl Attempts {
             dns_ports,
             heard: Recent::new(LIMITS),
             reported: Recent::new(LIMITS),
+            servers: Recent::new(LIMITS_OF_SERVERS),
             accounts: BTreeMap::new(),
             left_out: 0,
         }
@@ -174,6 +193,38 @@ impl Attempts {
         found
     }
 
+    /// Remembers the destination of an attempt if it may be a DNS server. Of trusted ones the kernel does not tell.
+    pub fn note_server(&mut self, attempt: &Attempt, now: Timestamp) {
+        if self.dns_ports.contains(attempt.port) {
+            let place = Place {
+                ifindex: attempt.ifindex,
+                address: attempt.address,
+                transport: attempt.transport(),
+            };
+            self.servers.insert(place, attempt.at, now);
+        }
+    }
+
+    /// The DNS servers that a pod has asked and that were not trusted, the newest first.
+    pub fn servers_asked(&self, ifindex: u32) -> Vec<AskedServer> {
+        let servers = self.servers.iter();
+        let of_pod = servers.filter(|(place, _)| place.ifindex == ifindex);
+        let of_pod = of_pod.filter_map(|(place, at)| {
+            let server = Resolver {
+                address: place.address,
+                port: place.transport.port?,
+            };
+            Some(AskedServer {
+                ifindex,
+                server,
+                at: *at,
+            })
+        });
+        let mut of_pod: Vec<AskedServer> = of_pod.collect();
+        of_pod.sort_by_key(|one| (std::cmp::Reverse(one.at), one.server));
+        of_pod
+    }
+
     /// Whether to report that an attempt is denied: it was not reported lately, and the pod has not led
     /// to too many reports. In the second case, it is counted.
     pub fn is_news(&mut self, attempt: &Attempt, now: Timestamp) -> bool {
@@ -206,6 +257,7 @@ impl Attempts {
         let before = |time| now.checked_sub(time).unwrap_or_default();
         let (heard, reported) = (before(HEARD_TIME), before(DENIAL_REPORT_AGAIN));
         while self.heard.pop_unused_since(heard).is_some() {}
+        while self.servers.pop_unused_since(heard).is_some() {}
         while self.reported.pop_unused_since(reported).is_some() {}
         self.accounts.retain(|_, account| !account.is_full(now));
     }

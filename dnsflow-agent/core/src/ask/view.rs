@@ -21,6 +21,7 @@ use crate::{
     io::report::{NotTrusted, Severity},
     ovn::rows::{Interface, pod_of_port},
     pods::{
+        budget::FlowBudget,
         ports::{Port, Ports},
         recording::{RecordedName, Recordings},
     },
@@ -263,6 +264,7 @@ pub struct View<'a> {
     pub(crate) sources: &'a Sources,
     pub(crate) ports: &'a Ports,
     pub(crate) answers: &'a Answers,
+    pub(crate) budget: &'a FlowBudget,
     pub(crate) refused: &'a RefusedAddresses,
     pub(crate) policy: &'a Policy,
     pub(crate) cache: &'a Cache,

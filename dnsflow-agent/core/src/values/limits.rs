@@ -362,6 +362,11 @@ pub const PLACES: usize = 16_384;
 pub const HEARD_NAMES_PER_ADDRESS_MAX: usize = 4;
 /// A place that a pod was not told of for this long has no name any more.
 pub const HEARD_TIME: Duration = Duration::from_secs(3600);
+/// DNS servers that pods have asked and that were not trusted, which are remembered for people who ask: of one
+/// interface …
+pub const ASKED_SERVERS_PER_INTERFACE: usize = 16;
+/// … and of all of them.
+pub const ASKED_SERVERS: usize = 4096;
 /// Places where pods have connected to, or have tried to, which are remembered for people who ask: of one
 /// interface …
 pub const HISTORY_PER_INTERFACE: usize = 512;

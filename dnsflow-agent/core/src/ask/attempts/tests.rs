@@ -53,6 +53,36 @@ fn an_address_has_the_names_that_this_pod_was_told_last() {
 }
 
 #[test]
+fn servers_of_dns_are_remembered() {
+    let mut attempts = Attempts::new(Ports::DNS);
+    let asked = |protocol, last, port, when| Attempt {
+        protocol,
+        port,
+        at: at(when),
+        ..attempt(IFINDEX, last)
+    };
+    for (when, one) in [
+        asked(Protocol::Udp, 1, 53, 1),
+        asked(Protocol::Tcp, 2, 53, 2),
+        asked(Protocol::Udp, 3, 443, 3),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        attempts.note_server(&one, at(when as u64 + 1));
+    }
+    let servers = |attempts: &Attempts, ifindex| -> Vec<String> {
+        let asked = attempts.servers_asked(ifindex);
+        asked.iter().map(|one| one.server.to_string()).collect()
+    };
+    let both = ["203.0.113.2:53", "203.0.113.1:53"];
+    assert_eq!(servers(&attempts, IFINDEX), both);
+    assert!(servers(&attempts, 8).is_empty(), "other pod");
+    attempts.forget_old(at(3) + HEARD_TIME);
+    assert!(servers(&attempts, IFINDEX).is_empty());
+}
+
+#[test]
 fn what_a_pod_is_told_pushes_out_only_its_own() {
     let mut attempts = Attempts::new(Ports::DNS);
     hear(&mut attempts, 8, "other.test", [203, 0, 113, 1], at(0));

@@ -10,6 +10,7 @@ use std::{
 };
 
 use dnsflow_common::question::question_hash;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -19,7 +20,7 @@ use super::{
 use crate::{
     Timestamp,
     ask::{
-        attempts::HeardAt,
+        attempts::{AskedServer, HeardAt},
         judge::{Bearing, Doubt, Unless, decide},
     },
     cache::End,
@@ -37,6 +38,7 @@ use crate::{
         ids::PortId,
         limits::Limit,
         name::{DnsName, DomainName},
+        resolver::Resolver,
         verdict::{Reason, Verdict},
     },
 };
@@ -157,6 +159,8 @@ pub struct Beside {
     /// Of an address, the names that no rule mentioned when they led pods to it; of a name, the addresses. The newest
     /// first.
     pub heard: Vec<HeardAt>,
+    /// The DNS servers that the pod has asked and that were not trusted, the newest first.
+    pub servers: Vec<AskedServer>,
     /// The queries of the pod that no answer has followed.
     pub pending: Vec<PendingQuery>,
     /// By address, OVN's address sets that have it: the numbers in their names. `None` if OVN was not asked.
@@ -214,6 +218,8 @@ pub(super) struct Asked<'a> {
     pub(super) sets: Sets<'a>,
     /// The newest query for the name that no answer has followed.
     pub(super) unanswered: Option<&'a Unanswered>,
+    /// A DNS server that is not trusted, and that the pod asks.
+    pub(super) untrusted: Option<Resolver>,
 }
 
 /// A query for a name that no answer has followed.
@@ -254,9 +260,19 @@ struct Destined<'a> {
 struct Untold {
     reason: Reason,
     text: String,
+    /// The limit that has left no room, if that is the reason.
+    limit: Option<Limit>,
 }
 
 impl Untold {
+    fn new(reason: Reason, text: impl Into<String>) -> Self {
+        Self {
+            reason,
+            text: text.into(),
+            limit: None,
+        }
+    }
+
     /// Whether the pod knows it once it has asked.
     fn ends_by_asking(&self) -> bool {
         matches!(
@@ -278,10 +294,8 @@ impl Destined<'_> {
 
     /// Why the pod does not know the address.
     fn untold(&self) -> &Untold {
-        self.untold.get_or_init(|| {
-            let (reason, text) = self.view.why_untold(self.id, self.port, self.asked);
-            Untold { reason, text }
-        })
+        let why = || self.view.why_untold(self.id, self.port, self.asked);
+        self.untold.get_or_init(why)
     }
 
     /// Whether nobody knows a name that leads to it.
@@ -468,6 +482,13 @@ impl View<'_> {
         };
         let unanswered = [false, true]
             .map(|is_ipv6| self.unanswered((id, port), name?, is_ipv6, beside, now));
+        let trusted = self.answers.trusted();
+        let is_trusted = |server| trusted.is_some_and(|trusted| trusted.contains(server));
+        let mut servers = beside.servers.iter();
+        let untrusted = servers.find(|asked| {
+            self.ports.at_veth(asked.ifindex) == Some(id) && !is_trusted(&asked.server)
+        });
+        let untrusted = untrusted.map(|asked| asked.server);
         let each = addresses.into_iter().map(|(address, is_ipv6)| {
             let heard: Vec<&HeardAt> = led_here
                 .iter()
@@ -483,6 +504,7 @@ impl View<'_> {
                 transport,
                 sets: address.map_or(Sets::Unknown, sets),
                 unanswered: unanswered[usize::from(is_ipv6)].as_ref(),
+                untrusted,
             };
             let heard = heard.iter().map(|one| HeardName {
                 name: one.heard.name.to_string(),
@@ -512,7 +534,7 @@ impl View<'_> {
         let verdict = Verdict::of_all(used.map(|one| one.verdict)).unwrap_or(Verdict::Blocked);
         let mut hints = Vec::new();
         if verdict != Verdict::Allowed {
-            hints = self.hints(port, name, &addresses);
+            hints = self.hints(port, name, &addresses, untrusted);
             if addresses.iter().all(|one| one.reason != Reason::NotAnswered) {
                 hints.extend(unanswered.into_iter().flatten().map(|one| one.text));
                 hints.dedup();
@@ -1060,8 +1082,28 @@ impl View<'_> {
         is_cut.then(|| room.limit())
     }
 
+    /// The option that raises a limit, and its value; `None` where no option does.
+    fn option_of(&self, limit: &Limit) -> Option<(&'static str, usize)> {
+        let limits = self.cache.limits();
+        match limit {
+            Limit::AddressesOfName(_) => {
+                Some(("--max-addresses-per-name", limits.addresses_per_name_max))
+            }
+            Limit::AddressesOfPod | Limit::DeniedAddresses | Limit::NamesOfPod => {
+                Some(("--max-addresses-per-pod", limits.addresses_per_port_max))
+            }
+            Limit::FlowChanges => Some(("--max-flow-changes", self.budget.per_second())),
+            Limit::NamesOfAddress(_)
+            | Limit::NamesOfNode
+            | Limit::DeniedNamesOfNode
+            | Limit::FlowsOfAddress
+            | Limit::FlowsOfPod
+            | Limit::FlowsOfNode => None,
+        }
+    }
+
     /// Why a pod does not know an address.
-    fn why_untold(&self, id: PortId, port: &Port, asked: Asked<'_>) -> (Reason, String) {
+    fn why_untold(&self, id: PortId, port: &Port, asked: Asked<'_>) -> Untold {
         let Asked {
             address: to_address,
             name: asked,
@@ -1072,16 +1114,16 @@ impl View<'_> {
             Some(None) => {}
             None => {
                 let text = "the programs are not attached to the pod's interface yet";
-                return (Reason::NotAttached, text.to_owned());
+                return Untold::new(Reason::NotAttached, text);
             }
             Some(Some(reason)) => {
                 let text = format!("the programs cannot be attached: {reason}");
-                return (Reason::NotAttached, text);
+                return Untold::new(Reason::NotAttached, text);
             }
         }
         if self.ports.not_trusted(port.interface).is_some() {
             let text = "DNS answers at this port are ignored (`dnsflow status`)";
-            return (Reason::PortNotTrusted, text.to_owned());
+            return Untold::new(Reason::PortNotTrusted, text);
         }
         if self
             .answers
@@ -1089,7 +1131,7 @@ impl View<'_> {
             .is_none_or(|trusted| trusted.is_empty())
         {
             let text = "no DNS server is trusted: see --resolver and --dns-service";
-            return (Reason::NoResolverTrusted, text.to_owned());
+            return Untold::new(Reason::NoResolverTrusted, text);
         }
         let is_it = |address: IpAddr, name: &DomainName| match to_address {
             Some(wanted) => wanted == address,
@@ -1106,31 +1148,27 @@ impl View<'_> {
         let never = to_address.and_then(|address| self.refusal(address, &port.row));
         let never = never.map(|why| format!("no answer opens the address: {why}"));
         if let Some(text) = told_refused.or(never) {
-            return (Reason::AddressRefused, text);
+            return Untold::new(Reason::AddressRefused, text);
         }
         let mut ended = self.cache.port(id).ended.latest();
         let ended = ended.find(|ended| is_it(ended.address, &ended.name));
         // A query from before may be of the answer that has ended: it was lost, and the pod asked again.
         let is_newer = |one: &&Unanswered| ended.is_none_or(|ended| one.at > ended.at);
         if let Some(unanswered) = asked_for.filter(is_newer) {
-            return (Reason::NotAnswered, unanswered.text.clone());
+            return Untold::new(Reason::NotAnswered, &*unanswered.text);
         }
         if let Some(ended) = ended {
+            let name = &ended.name;
             return match &ended.why {
-                End::Expired => (
+                End::Expired => Untold::new(
                     Reason::Expired,
-                    format!(
-                        "the answer for {} has expired: the pod has to ask again",
-                        ended.name
-                    ),
+                    format!("the answer for {name} has expired: the pod has to ask again"),
                 ),
-                End::Limit(limit) => (
-                    Reason::LimitReached,
-                    format!(
-                        "a limit left no room for this address of {} ({limit})",
-                        ended.name
-                    ),
-                ),
+                End::Limit(limit) => Untold {
+                    reason: Reason::LimitReached,
+                    text: format!("a limit left no room for this address of {name} ({limit})"),
+                    limit: Some(limit.clone()),
+                },
             };
         }
         let is_told = |other: PortId| match (to_address, asked) {
@@ -1139,26 +1177,18 @@ impl View<'_> {
             (None, None) => false,
         };
         let mut others = self.ports.iter().filter(|(other, _)| *other != id);
-        match others.find(|(other, _)| is_told(*other)) {
-            Some((_, other)) => (
-                Reason::ToldToOtherPod,
-                format!(
-                    "this pod has not asked; {} was told, and each pod reaches what it was told itself",
-                    other.row.iface_id
-                ),
-            ),
-            None => (
-                Reason::NotResolved,
-                match to_address {
-                    Some(_) => {
-                        "no trusted DNS server has returned this address to the pod".to_owned()
-                    }
-                    None => {
-                        "no trusted DNS server has returned an address of it to the pod".to_owned()
-                    }
-                },
-            ),
+        if let Some((_, other)) = others.find(|(other, _)| is_told(*other)) {
+            let other = &other.row.iface_id;
+            let text = format!(
+                "this pod has not asked; {other} was told, and each pod reaches what it was told itself"
+            );
+            return Untold::new(Reason::ToldToOtherPod, text);
         }
+        let text = match to_address {
+            Some(_) => "no trusted DNS server has returned this address to the pod",
+            None => "no trusted DNS server has returned an address of it to the pod",
+        };
+        Untold::new(Reason::NotResolved, text)
     }
 
     /// Other possible causes of a connection that does not pass.
@@ -1167,6 +1197,7 @@ impl View<'_> {
         port: &Port,
         name: Option<&DomainName>,
         addresses: &[ExplainedAddress],
+        untrusted: Option<Resolver>,
     ) -> Vec<String> {
         let mut hints = Vec::new();
         let namespace = self.policy.namespace_of_names(&port.row);
@@ -1179,7 +1210,7 @@ impl View<'_> {
         }
         let mut reasons = addresses.iter().map(|address| address.reason);
         let is_untold = |reason| matches!(reason, Reason::NotResolved | Reason::ToldToOtherPod);
-        if reasons.any(is_untold) {
+        if reasons.any(is_untold) && untrusted.is_none() {
             let trusted = self.answers.trusted().into_iter().flatten();
             let trusted: Vec<String> = trusted.map(ToString::to_string).collect();
             hints.push(format!(
@@ -1281,7 +1312,7 @@ fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk) -> Ruling {
         }
     };
     if waits {
-        let Untold { reason, text } = to.untold();
+        let Untold { reason, text, .. } = to.untold();
         let mut text = match (decided.action, decided.rule) {
             (RuleAction::Allow, Some(rule)) if *reason == Reason::NotAnswered => {
                 format!("rule {rule} allows it once the answer comes: {text}")
@@ -1383,7 +1414,7 @@ fn without_doubt(to: &Destined<'_>, walk: &Walk, rule: Option<u32>, action: Rule
             let (reason, text) = match &walk.would {
                 Some((_, reason, text)) => (*reason, text.clone()),
                 None if walk.allows_names && by == Some(By::Network) && to.is_nameless() => {
-                    let Untold { reason, text } = to.untold();
+                    let Untold { reason, text, .. } = to.untold();
                     (*reason, format!("{decided}, and {text}"))
                 }
                 None => (Reason::DeniedByRule, decided),
@@ -1401,8 +1432,31 @@ fn without_doubt(to: &Destined<'_>, walk: &Walk, rule: Option<u32>, action: Rule
 
 /// The change that would let the connection pass.
 fn remedy(ruling: &Ruling, walk: &Walk, to: &Destined<'_>, firewall: &Firewall) -> Option<String> {
-    let denying = ruling.rule?;
+    let is_untold = matches!(
+        ruling.reason,
+        Reason::NotResolved
+            | Reason::NotAnswered
+            | Reason::ToldToOtherPod
+            | Reason::Expired
+            | Reason::NoResolverTrusted
+    );
+    if let Some(server) = to.asked.untrusted.filter(|_| is_untold) {
+        return Some(format!(
+            "trust the DNS server {server}, which the pod asks, for all pods: --resolver {server}"
+        ));
+    }
     let would = walk.would.as_ref().map(|(rule, ..)| *rule);
+    let limit = limit(ruling, walk, to, firewall);
+    match (limit.as_ref(), would) {
+        (Some(Limit::FlowsOfAddress | Limit::FlowsOfPod | Limit::FlowsOfNode), Some(rule)) => {
+            return Some(format!("list fewer ports in rule {rule}, or none"));
+        }
+        (Some(limit), _) if let Some((option, now)) = to.view.option_of(limit) => {
+            return Some(format!("raise {option}, now {now}"));
+        }
+        _ => {}
+    }
+    let denying = ruling.rule?;
     let name = to.names.first().copied().or(to.asked.name);
     let name = name.map(ToString::to_string).filter(|name| is_usable(name));
     let change = match (ruling.reason, would, to.asked.transport) {
@@ -1417,12 +1471,16 @@ fn remedy(ruling: &Ruling, walk: &Walk, to: &Destined<'_>, firewall: &Firewall) 
             format!("allow it before rule {denying} with `dnsName: {name}`")
         }
         (Reason::DeniedByRule, ..) if let Some(address) = to.asked.address => {
-            let length = if address.is_ipv4() { 32 } else { 128 };
             format!(
-                "allow it before rule {denying} with `cidrSelector: {address}/{length}`, or with the dnsName that \
-                 leads to the address"
+                "allow it before rule {denying} with `cidrSelector: {}`, or with the dnsName that leads to the \
+                 address",
+                IpNet::from(address)
             )
         }
+        (Reason::LimitReached, ..) if let Some(address) = to.asked.address => format!(
+            "allow it before rule {denying} with `cidrSelector: {}`",
+            IpNet::from(address)
+        ),
         _ => return None,
     };
     Some(match &rule_at(firewall, denying)?.destination {
@@ -1433,6 +1491,18 @@ fn remedy(ruling: &Ruling, walk: &Walk, to: &Destined<'_>, firewall: &Firewall) 
             format!("{change}; rule {denying} (Deny {destination}) does not deny it then")
         }
     })
+}
+
+/// The limit that has left no room.
+fn limit(ruling: &Ruling, walk: &Walk, to: &Destined<'_>, firewall: &Firewall) -> Option<Limit> {
+    if ruling.reason != Reason::LimitReached {
+        return None;
+    }
+    let would = walk.would.as_ref().and_then(|(index, ..)| {
+        let rule = rule_at(firewall, *index)?;
+        to.view.cut(to, (*index, rule))
+    });
+    would.or_else(|| to.untold().limit.clone())
 }
 
 /// Whether the API server takes a name as `dnsName` (the pattern in the definition of EgressFirewall).

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use super::*;
 use crate::{
     ask::{
-        attempts::{Heard, HeardAt},
+        attempts::{AskedServer, Heard, HeardAt},
         view::{Beside, ExplainedAddress, Explanation, Reason, StepOutcome, Target, Verdict},
     },
     ovn::{
@@ -669,6 +669,8 @@ fn the_flows_of_a_rule_do_not_fit() {
     let explained = address(explain(&allowed, "p1", TARGET));
     assert_eq!(explained.reason, Reason::LimitReached);
     assert!(explained.text.contains("list fewer ports"), "{explained:?}");
+    let remedy = "list fewer ports in rule 0, or none";
+    assert_eq!(explained.remedy.as_deref(), Some(remedy));
     // Port 8443 is none of the rule's.
     let mut denied = node(&[many(deny("example.com")), allow("example.com")]);
     denied.answer("p1", "example.com", &[ADDRESS], 60);
@@ -892,6 +894,48 @@ fn a_remedy_is_the_smallest_change() {
     // The API would refuse this name.
     let by_address = "allow it before rule 0 with `cidrSelector: 203.0.113.1/32`, or with the dnsName that leads to the address; rule 0 (Deny dnsName: bad.test) does not deny it then";
     assert_eq!(told(&denied, "_srv.bad.test").as_deref(), Some(by_address));
+}
+
+#[test]
+fn a_remedy_names_the_option() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    let asked = |ifindex, server: &str| AskedServer {
+        ifindex,
+        server: server.parse().expect("a resolver"),
+        at: node.now,
+    };
+    let servers = vec![
+        asked(ifindex + 1, "198.51.100.7"),
+        asked(ifindex, "10.96.0.10"),
+        asked(ifindex, "169.254.20.10"),
+    ];
+    let beside = Beside {
+        servers,
+        ..ovn_has_resolved_nothing()
+    };
+    let trust = "trust the DNS server 169.254.20.10:53, which the pod asks, for all pods: --resolver 169.254.20.10:53";
+    for target in [TARGET, "example.com:443"] {
+        let target = target.parse().expect("a target");
+        let explained = explain_with(&node, "p1", target, &beside);
+        assert_eq!(explained.hints, [] as [&str; 0]);
+        assert_eq!(address(explained).remedy.as_deref(), Some(trust));
+    }
+    // The server is trusted, and has not answered with the address.
+    node.engine.told.cache.limits_mut().addresses_per_name_max = 1;
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    node.answer("p1", "example.com", &[OTHER], 60);
+    for target in ["203.0.113.1:443", "203.0.113.2:443"] {
+        let explained = address(explain(&node, "p1", target));
+        let expected = match explained.verdict {
+            Verdict::Allowed => None,
+            _ => Some("raise --max-addresses-per-name, now 1"),
+        };
+        assert_eq!(explained.remedy.as_deref(), expected, "{target}");
+    }
+    let explained = explain(&node, "p1", "example.com:443");
+    let mut remedies = explained.addresses.iter().map(|one| &one.remedy);
+    assert!(remedies.any(Option::is_some), "{explained:?}");
 }
 
 #[test]
