@@ -4,19 +4,26 @@
 //! program has to be optimized for the figures to mean anything; `machine.optimized` says so.
 
 use std::{
+    collections::BTreeMap,
     hint::black_box,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use dnsflow_core::{
     Command, Input, Timestamp,
+    ask::view::{Beside, Target, Verdict},
     engine::{Config, Engine},
     io::input::FlowReply,
-    ovn::rows::{PortBinding, RowId, SbUpdate},
+    ovn::rows::{NbUpdate, PortBinding, RowId, SbUpdate},
     policy::rules::{ActiveRule, NamePattern, RuleSet},
     testing,
-    values::{firewall::RuleAction, flow::FlowChange, limits::CacheLimits, name::DomainName},
+    values::{
+        firewall::{Rule, RuleAction},
+        flow::FlowChange,
+        limits::CacheLimits,
+        name::DomainName,
+    },
 };
 
 use crate::bench::{
@@ -71,6 +78,71 @@ pub(crate) fn matching(stage: &Stage<'_>) -> Result<Measured> {
         "≤ 1 µs",
         latency.p99 <= 1000.0,
     ))
+}
+
+/// Rules of the namespace that people ask about: as many as ovn-kubernetes has priorities for
+/// (`MinimumReservedEgressFirewallPriority` in its go-controller/pkg/types/const.go).
+const RULES_OF_NAMESPACE: u32 = 8000;
+
+/// The row `explain_ms_8k`: the hot thread's time for a question about a pod whose EgressFirewall has 8,000 rules, by a
+/// name and by an address that the pod was not told. Each question is two inquiries, as the control socket makes them:
+/// before OVN was asked about the address, and after. No answer is opened during an inquiry.
+pub(crate) fn explain(stage: &Stage<'_>) -> Result<Measured> {
+    let names = (1..RULES_OF_NAMESPACE).map(|index| testing::allow(&format!("r{index}.example.org")));
+    let rules: Vec<Rule> = names.chain([testing::deny_all()]).collect();
+    let mut node = testing::Node::with(&rules);
+    let rows = 0..RULES_OF_NAMESPACE;
+    let acls = rows.clone().map(|i| (testing::acl_row(i), testing::acl(i, &rules)));
+    node.give(Input::Nb(NbUpdate {
+        acls: acls.collect(),
+        ..NbUpdate::default()
+    }));
+    let flows = rows.map(|i| (testing::logical_flow_row(i), testing::logical_flow(i, &rules)));
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: flows.collect(),
+        ..SbUpdate::default()
+    }));
+    let beside = [None, Some(BTreeMap::new())].map(|sets| Beside {
+        sets,
+        ..Beside::default()
+    });
+    let (mut longest, mut of_both) = (0.0_f64, Vec::new());
+    for target in ["www.r4000.example.org:443", "203.0.113.7:443"] {
+        let target: Target = target.parse()?;
+        let mut millis = Vec::new();
+        for _ in 0..stage.scale(100, 3) {
+            let mut question = 0.0;
+            for beside in &beside {
+                let start = Instant::now();
+                let view = node.engine.view();
+                let explained = view.explain("ns1_p1", black_box(&target), beside, node.now);
+                let inquiry = start.elapsed().as_secs_f64() * 1e3;
+                ensure!(
+                    explained.is_some_and(|one| one.verdict != Verdict::Allowed),
+                    "the pod was told nothing"
+                );
+                question += inquiry;
+                longest = longest.max(inquiry);
+            }
+            millis.push(question);
+        }
+        of_both.push(Distribution::of(millis).context("questions")?.latency());
+    }
+    let [name, address] = of_both[..] else {
+        bail!("two kinds of questions");
+    };
+    Ok(Measured::default()
+        .field("explain_ms_8k.name", name)?
+        .field("explain_ms_8k.address", address)?
+        .line(
+            "`explain` among 8,000 rules, on the hot thread",
+            format!(
+                "by name {:.1} ms, by address {:.1} ms at p50; one inquiry {longest:.1} ms at most",
+                name.p50, address.p50
+            ),
+            "one inquiry ≤ 10 ms",
+            longest <= 10.0,
+        ))
 }
 
 /// The row of the node's pod p1.

@@ -134,6 +134,12 @@ pub(crate) const ALL: &[Row] = &[
         measure: core::matching,
     },
     Row {
+        name: "explain",
+        told: "questions of people among 8,000 rules",
+        differs: Differs::Nowhere,
+        measure: core::explain,
+    },
+    Row {
         name: "resync",
         told: "plan and diff of 100,000 flows",
         differs: Differs::Nowhere,

@@ -26,6 +26,8 @@ const LATENCIES: &[&str] = &[
     "hold_added_us",
     "connect_added_us",
     "match_ns_10k",
+    "explain_ms_8k.name",
+    "explain_ms_8k.address",
     "resync_ms_100k",
 ];
 
