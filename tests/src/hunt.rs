@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     time::{Duration, Instant},
 };
 
@@ -16,6 +16,7 @@ use crate::{
     firewall::{Action, RuleSpec, To, address_set, manifest},
     lab::{Cluster, Lab},
     oracle::{Destination, deciding_rule, verdict},
+    pod::{DNS, DNS_V6},
     probe::{Attempt, Outcome, Protocol},
     process::PATIENT,
     random::Random,
@@ -586,6 +587,9 @@ impl<'a> Hunt<'a> {
         let (pod, all) = (*self.random.pick(&PODS), self.everything());
         self.must_hold("after names were told", pod, &all);
         self.ask_about_addresses(pod, &all);
+        if self.options.questions > 0 {
+            self.ask_about_the_cluster(pod);
+        }
     }
 
     /// What the agent says of a connection.
@@ -672,6 +676,58 @@ impl<'a> Hunt<'a> {
             let answer = self.answer(&question);
             self.must_be_true(&question, answer, &became);
         }
+    }
+
+    /// Asks about a destination in the cluster, and connects to it. The oracle says nothing of these: no rule applies there.
+    fn ask_about_the_cluster(&mut self, pod: &'static str) {
+        let is_v6 = self.cluster.dual_stack && self.random.one_in(2);
+        let address_of = |lsp: &str| -> IpAddr {
+            let pods = topology::pods();
+            let spec = pods.iter().find(|spec| spec.lsp() == lsp);
+            let spec = spec.expect("one of the lab's pods");
+            match is_v6 {
+                true => spec.address_v6().into(),
+                false => spec.address.into(),
+            }
+        };
+        let (server, to) = match self.random.below(3) {
+            0 => (Some(pod), SocketAddr::new(address_of(pod), 0)),
+            1 => (Some(FREE_POD), SocketAddr::new(address_of(FREE_POD), 0)),
+            _ => (None, if is_v6 { DNS_V6 } else { DNS }),
+        };
+        let listener = server.map(|server| {
+            let listener = self
+                .lab
+                .pod(server)
+                .netns()
+                .run(|| Ok(TcpListener::bind(to)?));
+            listener.expect("it listens")
+        });
+        let to = listener
+            .as_ref()
+            .map_or(to, |listener| listener.local_addr().expect("it is bound"));
+        let connected = self
+            .lab
+            .pod(pod)
+            .netns()
+            .run(|| Ok(TcpStream::connect_timeout(&to, PASSES)));
+        let became = match connected.expect("the pod is there") {
+            Ok(_) => Action::Allow,
+            Err(error) if error.kind() == std::io::ErrorKind::TimedOut => Action::Deny,
+            Err(error) => panic!("{pod} to {to}: {error}"),
+        };
+        let has_port = !self.random.one_in(4);
+        let question = Question {
+            pod,
+            target: match has_port {
+                true => to.to_string(),
+                false => to.ip().to_string(),
+            },
+            is_by_name: false,
+            is_known: true,
+        };
+        let answer = self.answer(&question);
+        self.must_be_true(&question, answer, &[became]);
     }
 
     /// Whether an ACL decides that is of no rule any more.

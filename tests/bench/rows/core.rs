@@ -88,16 +88,24 @@ const RULES_OF_NAMESPACE: u32 = 8000;
 /// name and by an address that the pod was not told. Each question is two inquiries, as the control socket makes them:
 /// before OVN was asked about the address, and after. No answer is opened during an inquiry.
 pub(crate) fn explain(stage: &Stage<'_>) -> Result<Measured> {
-    let names = (1..RULES_OF_NAMESPACE).map(|index| testing::allow(&format!("r{index}.example.org")));
+    let names =
+        (1..RULES_OF_NAMESPACE).map(|index| testing::allow(&format!("r{index}.example.org")));
     let rules: Vec<Rule> = names.chain([testing::deny_all()]).collect();
     let mut node = testing::Node::with(&rules);
     let rows = 0..RULES_OF_NAMESPACE;
-    let acls = rows.clone().map(|i| (testing::acl_row(i), testing::acl(i, &rules)));
+    let acls = rows
+        .clone()
+        .map(|i| (testing::acl_row(i), testing::acl(i, &rules)));
     node.give(Input::Nb(NbUpdate {
         acls: acls.collect(),
         ..NbUpdate::default()
     }));
-    let flows = rows.map(|i| (testing::logical_flow_row(i), testing::logical_flow(i, &rules)));
+    let flows = rows.map(|i| {
+        (
+            testing::logical_flow_row(i),
+            testing::logical_flow(i, &rules),
+        )
+    });
     node.give(Input::Sb(SbUpdate {
         logical_flows: flows.collect(),
         ..SbUpdate::default()

@@ -300,7 +300,9 @@ fn what_keeps_an_agent_from_knowing_is_explained_as_reviewed() {
         .expect("the rows are written");
     lab.stop_dns().expect("it stops");
     let asked = query(1, "www.example.com");
-    let sent = pod.netns().run(|| Ok(UdpSocket::bind("0.0.0.0:0")?.send_to(&asked, DNS)?));
+    let sent = pod
+        .netns()
+        .run(|| Ok(UdpSocket::bind("0.0.0.0:0")?.send_to(&asked, DNS)?));
     sent.expect("it is sent");
     wait_until("the query to be seen", PATIENT, || {
         Ok(reason(&lab, "ns1/pod1", "www.example.com:80") == "not_answered")

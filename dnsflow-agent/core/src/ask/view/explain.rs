@@ -277,10 +277,7 @@ impl Untold {
     fn ends_by_asking(&self) -> bool {
         matches!(
             self.reason,
-            Reason::NotResolved
-                | Reason::NotAnswered
-                | Reason::Expired
-                | Reason::ToldToOtherPod
+            Reason::NotResolved | Reason::NotAnswered | Reason::Expired | Reason::ToldToOtherPod
         )
     }
 }
@@ -480,8 +477,8 @@ impl View<'_> {
                 }
             }
         };
-        let unanswered = [false, true]
-            .map(|is_ipv6| self.unanswered((id, port), name?, is_ipv6, beside, now));
+        let unanswered =
+            [false, true].map(|is_ipv6| self.unanswered((id, port), name?, is_ipv6, beside, now));
         let trusted = self.answers.trusted();
         let is_trusted = |server| trusted.is_some_and(|trusted| trusted.contains(server));
         let mut servers = beside.servers.iter();
@@ -535,7 +532,10 @@ impl View<'_> {
         let mut hints = Vec::new();
         if verdict != Verdict::Allowed {
             hints = self.hints(port, name, &addresses, untrusted);
-            if addresses.iter().all(|one| one.reason != Reason::NotAnswered) {
+            if addresses
+                .iter()
+                .all(|one| one.reason != Reason::NotAnswered)
+            {
                 hints.extend(unanswered.into_iter().flatten().map(|one| one.text));
                 hints.dedup();
             }
@@ -588,10 +588,11 @@ impl View<'_> {
         own().next()?;
         let namespace = pod_of(&port.row).0;
         let searched = ["", "svc."].map(|of| format!("{of}cluster.local"));
-        let searched = searched.into_iter().chain([format!("{namespace}.svc.cluster.local")]);
-        let searched = searched.filter_map(|domain| {
-            DomainName::from_presentation(&format!("{name}.{domain}")).ok()
-        });
+        let searched = searched
+            .into_iter()
+            .chain([format!("{namespace}.svc.cluster.local")]);
+        let searched = searched
+            .filter_map(|domain| DomainName::from_presentation(&format!("{name}.{domain}")).ok());
         let asked = searched.chain([name.clone()]).filter_map(|asked| {
             let kind = if is_ipv6 { AAAA } else { A };
             let hash = question_hash(asked.wire(), kind);

@@ -529,7 +529,10 @@ fn a_rule_by_node_matches_the_addresses_of_its_acl() {
             interfaces: vec![(
                 node.pods["ns1_p1"],
                 Some(Interface {
-                    addresses: vec![[10, 244, 0, 5].into(), "fd00::5".parse().expect("an address")],
+                    addresses: vec![
+                        [10, 244, 0, 5].into(),
+                        "fd00::5".parse().expect("an address"),
+                    ],
                     ..interface("ns1_p1", 5, "uid-p1")
                 }),
             )],

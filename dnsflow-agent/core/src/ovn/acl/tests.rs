@@ -88,7 +88,8 @@ fn nodes_are_their_addresses() {
     };
     let address = |text: &str| -> IpAddr { text.parse().expect("an address") };
     // As ovn-kubernetes has written it, for a node with both families.
-    let both = "(ip4.dst == 172.18.0.2 || ip6.dst == fd00:172:18::2) && inport == @a9633444682639740176";
+    let both =
+        "(ip4.dst == 172.18.0.2 || ip6.dst == fd00:172:18::2) && inport == @a9633444682639740176";
     let (addresses, transports) = nodes(both);
     let expected = ["172.18.0.2", "fd00:172:18::2"].map(address);
     assert_eq!((&*addresses, &*transports), (&expected[..], &[][..]));
