@@ -1,17 +1,18 @@
 //! What a lab runs inside its namespaces besides Debian's programs: the web server, an echo server, a
-//! DNS server that lies, many connections at a time, and a DNS query of exactly one packet or one
-//! connection.
+//! DNS server that lies, many connections at a time, a DNS query of exactly one packet or one
+//! connection, and fresh names.
 
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     process::ExitCode,
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use dnsflow_tests::{
-    neighbour::{syns_repeated, uptime},
+    neighbour::{sent_again, syns_repeated, uptime},
     process::PATIENT,
 };
 use hickory_proto::{
@@ -24,6 +25,8 @@ const ANSWER_BYTES_MAX: usize = 65535;
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// A connection without an answer for this long is denied.
 const DENIED_AFTER: Duration = Duration::from_millis(20);
+/// Three SYNs: one is sent again after one second, and after two more (RFC 6298, section 2.1).
+const CONNECT_LIMIT: Duration = Duration::from_secs(6);
 /// The longest answer over UDP that a query with EDNS asks for (RFC 6891, section 6.2.5): longer
 /// than a link takes.
 const EDNS_BYTES: u16 = 4096;
@@ -67,12 +70,16 @@ fn main() -> ExitCode {
             .iter()
             .enumerate()
             .try_for_each(|(number, pair)| first_packet(server, pair, number % 4 == 3)),
+        ["fresh-names", server, port, pause, ref names @ ..] => {
+            fresh_names(server, port, pause, names)
+        }
         _ => {
             eprintln!(
                 "dnsflow-lab-helper web|echo ADDRESS:PORT... LAB | liar PORT LAB | \
                  probe PROTOCOL,ADDRESS:PORT,SOURCE-PORT,MILLISECONDS... | \
                  resolve|resolve-edns|resolve-tcp SERVER:PORT A|AAAA NAME... | \
-                 first-packets SERVER:PORT NAME=ADDRESS:PORT..."
+                 first-packets SERVER:PORT NAME=ADDRESS:PORT... | \
+                 fresh-names SERVER:PORT PORT MILLISECONDS NAME..."
             );
             return ExitCode::from(2);
         }
@@ -132,6 +139,56 @@ fn first_packet(server: &str, pair: &str, by_tcp: bool) -> Result<()> {
         ended.as_millis()
     );
     Ok(())
+}
+
+/// Asks for one of these names after each `pause` in milliseconds, whatever became of those before, and connects at once.
+/// Prints the name, `first`, `late` (a SYN was sent again) or `lost` (no answer or no connection), and the milliseconds
+/// from question to connection.
+fn fresh_names(server: &str, port: &str, pause: &str, names: &[&str]) -> Result<()> {
+    let port = port.parse()?;
+    let pause = Duration::from_millis(pause.parse()?);
+    thread::scope(|scope| {
+        let mut visits = Vec::new();
+        for (number, name) in names.iter().enumerate() {
+            if number > 0 {
+                thread::sleep(pause);
+            }
+            visits.push(scope.spawn(move || {
+                let asked = Instant::now();
+                (connect_by_name(server, name, port), asked.elapsed())
+            }));
+        }
+        for (name, visit) in names.iter().zip(visits) {
+            let (connected, took) = visit
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let outcome = match connected {
+                Ok(0) => "first",
+                Ok(_) => "late",
+                Err(error) => {
+                    eprintln!("{name}: {error:#}");
+                    "lost"
+                }
+            };
+            println!("{name} {outcome} {}", took.as_millis());
+        }
+    });
+    Ok(())
+}
+
+/// Connects to where the name leads; how many SYNs had to be sent again.
+fn connect_by_name(server: &str, name: &str, port: u16) -> Result<u32> {
+    let answer = over_udp(server, &query("A", name, None)?)?;
+    let mut addresses = answer
+        .answers
+        .iter()
+        .filter_map(|record| match record.data {
+            RData::A(address) => Some(address.0),
+            _ => None,
+        });
+    let address = addresses.next().context("no address")?;
+    let stream = TcpStream::connect_timeout(&(address, port).into(), CONNECT_LIMIT)?;
+    Ok(sent_again(&stream)?)
 }
 
 /// A query for the name's addresses.
