@@ -78,6 +78,11 @@ pub(crate) fn run(command: &ImageCommand) -> Result<()> {
     }
 }
 
+/// Writes an archive with the image for this machine.
+pub(crate) fn write_for_here(file: &Path, tag: &str) -> Result<()> {
+    write_archive(file, tag, &[Target::named(None)?])
+}
+
 /// Writes an archive with an image for each target, and beside it for each target the line tables
 /// and the list of what is in the program.
 fn write_archive(file: &Path, tag: &str, targets: &[Target]) -> Result<()> {

@@ -5,9 +5,9 @@
 //! Both after a failure and Ctrl-C, too. It must never touch a cluster, or an object in one, that
 //! it did not make.
 
-mod access;
+pub(crate) mod access;
 mod cluster;
-mod deployment;
+pub(crate) mod deployment;
 mod dns;
 mod story;
 mod tools;
@@ -37,6 +37,8 @@ const IMAGE: &str = "dnsflow:kind";
 const POD_IMAGE: &str = "curlimages/curl:8.11.1";
 /// The cluster's DNS, unless something else is said.
 const DNS_SERVICE: &str = "kube-system/k8s-app=kube-dns";
+/// Between two changes of the rules, unless something else is said.
+const EDIT_PAUSE: Duration = Duration::from_secs(4);
 /// What ovn-kubernetes' DNS name resolver reads and writes; only it accepts a wildcard.
 const RESOLVER_DEFINITION: &str = "customresourcedefinition/dnsnameresolvers.network.openshift.io";
 
@@ -88,13 +90,13 @@ pub(crate) struct KindCommand {
     #[arg(long, requires = "attach")]
     node: Option<String>,
     /// Seconds between two changes of the rules: OVN and dnsflow follow them
-    #[arg(long, value_name = "SECONDS", default_value_t = 4)]
-    edit_pause: u32,
+    #[arg(long, value_name = "SECONDS", default_value_t = EDIT_PAUSE.as_secs())]
+    edit_pause: u64,
 }
 
 impl KindCommand {
     fn edit_pause(&self) -> Duration {
-        Duration::from_secs(self.edit_pause.into())
+        Duration::from_secs(self.edit_pause)
     }
 }
 
@@ -166,9 +168,7 @@ fn tell_in(cluster: &Cluster, home: PathBuf, command: &KindCommand) -> Result<()
 /// In a cluster that is there.
 fn attach(command: &KindCommand, kubeconfig: &Path, home: PathBuf) -> Result<()> {
     tools::check_kubectl()?;
-    let access = Access {
-        kubeconfig: std::path::absolute(kubeconfig)?,
-    };
+    let access = Access::by_kubeconfig(std::path::absolute(kubeconfig)?);
     let address = |address: Option<IpAddr>| address.context("an address").map(|it| it.to_string());
     let servers = Servers {
         www: address(command.www)?,
@@ -209,6 +209,30 @@ fn attach(command: &KindCommand, kubeconfig: &Path, home: PathBuf) -> Result<()>
     Ok(())
 }
 
+/// In the cluster of `cargo xtask cluster`, with servers at these addresses. dnsflow and what the story has made are gone
+/// afterwards.
+pub(crate) fn tell_with(
+    access: &Access,
+    deployment: &Deployment,
+    pod_image: &str,
+    [www, rest]: [&str; 2],
+) -> Result<()> {
+    tell(&Setting {
+        access,
+        deployment,
+        dns: &Dns::parse(DNS_SERVICE)?,
+        servers: &Servers {
+            www: www.to_owned(),
+            rest: rest.to_owned(),
+        },
+        pod_image,
+        node: None,
+        wildcard: false,
+        edit_pause: EDIT_PAUSE,
+    })?;
+    Story::remove(access)
+}
+
 /// From the first pod to the last flow.
 fn tell(setting: &Setting<'_>) -> Result<()> {
     let story = step("names, firewalls and pods", || Story::begin(setting))?;
@@ -223,7 +247,7 @@ fn tell(setting: &Setting<'_>) -> Result<()> {
     Ok(())
 }
 
-fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     interrupt::check()?;
     println!("\n== {name}");
     let start = Instant::now();
@@ -237,7 +261,7 @@ fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 /// Why `cargo xtask test` leaves it out.
 pub(crate) fn why_not_run() -> String {
     match tools::check() {
-        Err(missing) => missing.to_string(),
+        Err(missing) => missing.0,
         Ok(()) => "it builds ovn-kubernetes and takes long; it has a command of its own".to_owned(),
     }
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything that a person or CI does with this workspace.
 
 mod bench;
+mod cluster;
 mod commit;
 mod demo;
 mod ebpf;
@@ -49,6 +50,8 @@ enum Command {
     Image(image::ImageCommand),
     /// Bring up ovn-kubernetes' kind environment, run the main job in it, and take it down
     Kind(kind::KindCommand),
+    /// Bring up a cluster of two nodes in namespaces, run the main job and restart agents in it, and take it down
+    Cluster(cluster::ClusterCommand),
     /// Bring up a lab to play in
     Lab(labs::LabCommand),
 }
@@ -63,10 +66,11 @@ fn main() -> ExitCode {
         eprintln!("{interrupted}; everything is cleaned up");
         return ExitCode::from(interrupted.exit_code());
     }
-    eprintln!("error: {error:#}");
     if error.is::<Unavailable>() {
+        eprintln!("{error:#}");
         return ExitCode::from(Unavailable::EXIT_CODE);
     }
+    eprintln!("error: {error:#}");
     ExitCode::FAILURE
 }
 
@@ -104,6 +108,11 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Kind(command) => {
             interrupt::install()?;
             kind::run(&command)
+        }
+        Command::Cluster(command) => {
+            prepare::require_root("cluster")?;
+            interrupt::install()?;
+            cluster::run(&command)
         }
         Command::Lab(command) => {
             prepare::require_root("lab")?;

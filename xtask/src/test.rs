@@ -22,7 +22,7 @@ use dnsflow_tests::{
 
 use self::{programs::Program, repeat::Record, summary::Summary};
 use crate::{
-    ebpf, interrupt, kind, labs,
+    cluster, ebpf, interrupt, kind, labs,
     prepare::{self, Ovn},
     vm::{Kernel, Machine, OpenBy},
 };
@@ -195,10 +195,14 @@ fn once(command: &TestCommand, prepared: &Prepared) -> Result<(Summary, u64)> {
     labs::sweep()?;
     result?;
     if prepared.machine.is_none() && command.filters.is_empty() {
-        let why = kind::why_not_run();
-        summary.add_not_run(&format!(
-            "not run: `cargo xtask kind`: {why}; {LEFT_TO_OTHERS}"
-        ));
+        for (name, why) in [
+            ("kind", kind::why_not_run()),
+            ("cluster", cluster::why_not_run()),
+        ] {
+            summary.add_not_run(&format!(
+                "not run: `cargo xtask {name}`: {why}; {LEFT_TO_OTHERS}"
+            ));
+        }
     }
     summary.print();
     println!("  tests ran for {:.0} s", start.elapsed().as_secs_f64());

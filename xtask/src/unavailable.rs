@@ -3,7 +3,7 @@
 
 /// Something is missing; nothing was done.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot be done here, nothing was done: {0}")]
+#[error("not run: {0}; nothing was done")]
 pub(crate) struct Unavailable(pub(crate) String);
 
 impl Unavailable {

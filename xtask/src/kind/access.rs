@@ -1,6 +1,7 @@
 //! A cluster by its kubeconfig: everything that is said to it is said by kubectl.
 
 use std::{
+    ffi::OsString,
     io::Write as _,
     path::PathBuf,
     process::{Command, Stdio},
@@ -14,20 +15,36 @@ use crate::interrupt;
 
 /// A cluster that runs.
 #[derive(Clone, Debug)]
-pub(super) struct Access {
-    pub(super) kubeconfig: PathBuf,
+pub(crate) struct Access {
+    /// kubectl, or what starts it.
+    pub(crate) program: PathBuf,
+    /// The words before kubectl's own arguments.
+    pub(crate) words: Vec<OsString>,
+    pub(crate) kubeconfig: PathBuf,
 }
 
 impl Access {
+    /// By the kubectl on the path.
+    pub(super) fn by_kubeconfig(kubeconfig: PathBuf) -> Self {
+        Self {
+            program: "kubectl".into(),
+            words: Vec::new(),
+            kubeconfig,
+        }
+    }
+
     /// A kubectl of this cluster.
-    pub(super) fn kubectl(&self, arguments: &[&str]) -> Command {
-        let mut kubectl = Command::new("kubectl");
-        kubectl.args(arguments).env("KUBECONFIG", &self.kubeconfig);
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> Command {
+        let mut kubectl = Command::new(&self.program);
+        kubectl
+            .args(&self.words)
+            .args(arguments)
+            .env("KUBECONFIG", &self.kubeconfig);
         kubectl
     }
 
     /// Applies manifests.
-    pub(super) fn apply(&self, manifests: &str) -> Result<()> {
+    pub(crate) fn apply(&self, manifests: &str) -> Result<()> {
         let mut apply = self.kubectl(&["apply", "--filename", "-"]);
         let mut child = interrupt::spawn(apply.stdin(Stdio::piped()))?;
         child
@@ -59,7 +76,7 @@ pub(super) fn items(list: &Value) -> impl Iterator<Item = &Value> {
 }
 
 /// Runs a command whose output people may want to see.
-pub(super) fn shown(command: &mut Command) -> Result<()> {
+pub(crate) fn shown(command: &mut Command) -> Result<()> {
     let words: Vec<_> = std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(|word| word.to_string_lossy())

@@ -60,9 +60,7 @@ impl Cluster {
     }
 
     pub(super) fn access(&self) -> Access {
-        Access {
-            kubeconfig: self.kubeconfig.clone(),
-        }
+        Access::by_kubeconfig(self.kubeconfig.clone())
     }
 
     /// Whether kind has a cluster of this name.

@@ -15,7 +15,7 @@ const NAMESPACE: &str = "dnsflow";
 
 /// What runs on the nodes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Work {
+pub(crate) enum Work {
     /// `dnsflow check`, beside whatever runs.
     Preflight,
     /// The agent.
@@ -53,7 +53,7 @@ impl Work {
 
 /// dnsflow in one cluster.
 #[derive(Debug)]
-pub(super) struct Deployment {
+pub(crate) struct Deployment {
     access: Access,
     /// For the kustomizations.
     home: PathBuf,
@@ -67,7 +67,7 @@ pub(super) struct Deployment {
 
 impl Deployment {
     /// Of the directory `base` in `deploy/`, with files of its own in `home`.
-    pub(super) fn new(
+    pub(crate) fn new(
         access: Access,
         home: PathBuf,
         base: &str,
@@ -161,7 +161,7 @@ impl Deployment {
     }
 
     /// Applies it, and waits until every node has it.
-    pub(super) fn roll_out(&self, work: Work) -> Result<()> {
+    pub(crate) fn roll_out(&self, work: Work) -> Result<()> {
         let directory = self.kustomization(work)?;
         let mut apply = self.access.kubectl(&["apply", "--kustomize"]);
         shown(apply.arg(directory))?;
@@ -169,7 +169,7 @@ impl Deployment {
     }
 
     /// Waits until every node has it.
-    pub(super) fn rolled_out(&self, work: Work) -> Result<()> {
+    pub(crate) fn rolled_out(&self, work: Work) -> Result<()> {
         let daemon_set = format!("daemonset/{}", work.daemon_set());
         let status = ["--namespace", NAMESPACE, "rollout", "status", &daemon_set];
         shown(self.access.kubectl(&status).arg(ROLLOUT))

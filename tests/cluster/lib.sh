@@ -1,0 +1,50 @@
+# shellcheck shell=bash disable=SC2034 # the scripts use the names
+# Names and helpers of the scripts in this directory. `cargo xtask cluster` sets these variables:
+#   NAME     the beginning of the names of network namespaces and control groups
+#   WORK     the directory of the run; the nodes see its parts in /cluster
+#   BIN      $CLUSTER_BIN, with the programs and the root file system `node`
+#   HELPER   the lab's helper
+: "${NAME:?}" "${WORK:?}" "${BIN:?}" "${HELPER:?}"
+OUTSIDE=$NAME-outside
+CONTROL=$NAME-control
+CONTROL_ADDRESS=172.18.0.10
+GATEWAY=172.18.0.1
+POD_NETWORK=10.244.0.0/16
+SERVICE_NETWORK=10.96.0.0/16
+NODES=(n1 n2)
+declare -A ADDRESSES=([n1]=172.18.0.2 [n2]=172.18.0.3)
+CONTROLLERS=(blkio cpu cpuacct cpuset devices freezer memory pids systemd)
+
+# daemon NAME COMMAND...: starts it in a session of its own, with a log and a pid file.
+daemon() {
+    local name=$1
+    shift
+    setsid "$@" >>"$WORK/log/$name.log" 2>&1 </dev/null &
+    echo $! >"$WORK/run/$name.pid"
+}
+
+# eventually SECONDS COMMAND...: repeats it until it succeeds.
+eventually() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        if ((SECONDS >= end)); then
+            echo "still failing: $*" >&2
+            "$@"
+            return
+        fi
+        sleep 0.3
+    done
+}
+
+# on NODE COMMAND...: runs it in the node.
+on() {
+    local init
+    init=$(<"$WORK/run/$1.init")
+    shift
+    nsenter --target "$init" --mount --pid --net --uts --ipc --root --wd -- "$@"
+}
+
+kubectl() {
+    KUBECONFIG=$WORK/pki/admin.conf nsenter --net="/run/netns/$CONTROL" "$BIN/kubectl" "$@"
+}

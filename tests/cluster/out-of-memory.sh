@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Has the kernel kill the agent for want of memory. Runs in the node. The pages of a file in memory count for the agent's
+# control group and belong to no process, so that the agent is the largest one.
+set -euo pipefail
+agent=$(pgrep --exact dnsflow)
+group=/sys/fs/cgroup/memory$(sed -n 's/^[0-9]*:memory://p' "/proc/$agent/cgroup")
+file=/run/out-of-memory
+echo $(($(<"$group/memory.usage_in_bytes") + (8 << 20))) >"$group/memory.limit_in_bytes"
+(
+    echo "$BASHPID" >"$group/cgroup.procs"
+    echo "$(<"/proc/$agent/oom_score_adj")" >/proc/self/oom_score_adj || true
+    exec head --bytes 256M /dev/zero >$file
+) || true
+rm -f $file

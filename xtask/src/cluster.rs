@@ -1,0 +1,122 @@
+//! `cargo xtask cluster`: a cluster of ovn-kubernetes on this machine, and dnsflow in it.
+//!
+//! Two nodes run in namespaces, on Open vSwitch's userspace datapath, below a whole control plane. The scripts in
+//! `tests/cluster` start programs that `CLUSTER_BIN` has, and build none. Everything goes again, also after a failure
+//! and Ctrl-C.
+
+mod nodes;
+mod programs;
+mod restarts;
+mod table;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use dnsflow_tests::support::{helper, lab_name, root_directory};
+
+use self::{nodes::Nodes, programs::Programs};
+use crate::{
+    image, interrupt,
+    kind::{
+        self,
+        deployment::{Deployment, Work},
+    },
+    prepare::cargo,
+};
+
+/// The agent's image, which `deploy/base` names.
+const IMAGE: &str = "dnsflow:latest";
+/// The image of all other pods, which `tests/cluster/image.sh` makes.
+const POD_IMAGE: &str = "cluster:local";
+/// Where the story's web servers are. Those of the restarts' names are in other networks.
+const STORY_SERVERS: [&str; 2] = ["203.0.113.80", "203.0.113.81"];
+
+/// Brings up a cluster of two nodes, tells the story in it, restarts agents under fresh names, and takes it down.
+#[derive(Debug, Args)]
+pub(crate) struct ClusterCommand {
+    /// An archive with the agent's image [default: one that is built from this checkout]
+    #[arg(long, value_name = "FILE")]
+    image: Option<PathBuf>,
+    /// Write the counts to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Without the story, which takes four minutes
+    #[arg(long)]
+    without_story: bool,
+}
+
+/// Brings it up, runs everything, and takes it down.
+pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
+    let programs = Programs::find()?;
+    let directory = root_directory("")?.with_file_name("cluster");
+    fs::create_dir_all(&directory)
+        .with_context(|| format!("cannot create {}", directory.display()))?;
+    let image = match &command.image {
+        Some(image) => std::path::absolute(image)?,
+        None => {
+            let image = directory.join("dnsflow.tar");
+            kind::step("the agent's image", || image::write_for_here(&image, IMAGE))?;
+            image
+        }
+    };
+    ensure!(image.is_file(), "{} is no file", image.display());
+    build_helper()?;
+    let nodes = Nodes::new(lab_name("cluster"), directory, programs, helper()?);
+    // Of a run that was killed.
+    nodes.down()?;
+    let counted = run_in(&nodes, &image, command);
+    println!("\n== taking it down");
+    let down = nodes.down();
+    if let (Err(_), Err(error)) = (&counted, &down) {
+        eprintln!("error: {error:#}");
+    }
+    let counts = counted?;
+    down?;
+    println!("\nthe cluster is gone again\n\n{}", counts.text());
+    if let Some(file) = &command.json {
+        fs::write(file, serde_json::to_string_pretty(&counts)? + "\n")
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    ensure!(
+        counts.uplink.marked == 0,
+        "{} packets left {} with a bit of dnsflow's mark",
+        counts.uplink.marked,
+        nodes::FIRST
+    );
+    Ok(())
+}
+
+/// Everything between up and down.
+fn run_in(nodes: &Nodes, image: &Path, command: &ClusterCommand) -> Result<table::Counts> {
+    kind::step("two nodes", || nodes.up(image))?;
+    let access = nodes.access();
+    let home = nodes.directory().to_owned();
+    let deployment = Deployment::new(access.clone(), home, "base", IMAGE, Vec::new())?;
+    if !command.without_story {
+        kind::tell_with(&access, &deployment, POD_IMAGE, STORY_SERVERS)?;
+    }
+    kind::step("dnsflow is deployed", || deployment.roll_out(Work::Agent))?;
+    let restarts = restarts::Restarts::begin(nodes, &access, &deployment)?;
+    restarts.run()
+}
+
+/// Builds the program that asks for names in a pod.
+fn build_helper() -> Result<()> {
+    let mut build = cargo();
+    build.args(["build", "--quiet", "--package", "dnsflow-tests", "--bins"]);
+    let status = interrupt::wait(interrupt::spawn(&mut build)?)?;
+    ensure!(status.success(), "the build failed");
+    Ok(())
+}
+
+/// Why `cargo xtask test` leaves it out.
+pub(crate) fn why_not_run() -> String {
+    match Programs::find() {
+        Err(missing) => missing.0,
+        Ok(_) => "it takes ten minutes; it has a command of its own".to_owned(),
+    }
+}
