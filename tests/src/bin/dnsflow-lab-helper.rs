@@ -25,8 +25,9 @@ const ANSWER_BYTES_MAX: usize = 65535;
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// A connection without an answer for this long is denied.
 const DENIED_AFTER: Duration = Duration::from_millis(20);
-/// Three SYNs: one is sent again after one second, and after two more (RFC 6298, section 2.1).
-const CONNECT_LIMIT: Duration = Duration::from_secs(6);
+/// Seven SYNs: one is sent again after 1, 2, 3, 4, 5 and 7 seconds (`tcp_syn_linear_timeouts` in Linux
+/// `Documentation/networking/ip-sysctl.rst`).
+const CONNECT_LIMIT: Duration = Duration::from_secs(8);
 /// The longest answer over UDP that a query with EDNS asks for (RFC 6891, section 6.2.5): longer
 /// than a link takes.
 const EDNS_BYTES: u16 = 4096;
