@@ -188,7 +188,7 @@ impl Engine {
     pub fn handle_frame(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
         self.out.begin(now);
         let was_wider = self.filter.was_wider(frame.captured_at);
-        let mention = self.frame(frame, now);
+        let mention = self.frame(frame, !frame.opened, now);
         self.finish(None, now);
         match mention {
             Some(Mention::None) => was_wider,
@@ -206,7 +206,7 @@ impl Engine {
     /// no rule mentions its name, as far as is known, and one may come.
     pub fn replay(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
         self.out.begin(now);
-        let mention = self.frame(frame, now);
+        let mention = self.frame(frame, false, now);
         self.finish(None, now);
         matches!(mention, Some(Mention::None | Mention::Unknown))
     }
@@ -637,8 +637,8 @@ impl Engine {
     // Steps that concern several owners.
 
     /// Handles a frame. A held frame waits until its answers are in force. Returns whether rules mention it, if it is
-    /// a whole answer.
-    fn frame(&mut self, frame: Frame<'_>, now: Timestamp) -> Option<Mention> {
+    /// a whole answer. `is_timed`: see [`Asked`].
+    fn frame(&mut self, frame: Frame<'_>, is_timed: bool, now: Timestamp) -> Option<Mention> {
         let told = self.ports.at_veth(frame.ifindex);
         let pod = told.and_then(|told| self.ports.get(told));
         let pod = pod.map(|port| port.row.addresses.as_slice());
@@ -663,7 +663,7 @@ impl Engine {
                 asker: told,
                 server,
                 captured_at: frame.captured_at,
-                by_kernel: frame.opened,
+                is_timed,
                 mention,
             };
             let Some(needs) = self.answer(&asked, response, now) else {
@@ -1119,7 +1119,7 @@ fn opening(
     let Asked {
         asker,
         captured_at,
-        by_kernel,
+        is_timed,
         ..
     } = reading.asked;
     let name = reading.answer.name.clone();
@@ -1148,7 +1148,7 @@ fn opening(
         addresses: opened.into_iter().collect(),
         rules,
         changes,
-        waits_since: (!by_kernel).then_some(captured_at),
+        waits_since: is_timed.then_some(captured_at),
     })
 }
 

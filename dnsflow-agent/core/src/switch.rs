@@ -74,7 +74,7 @@ pub(crate) struct Opening {
     pub(crate) rules: Vec<u32>,
     /// The number of its flow changes.
     pub(crate) changes: usize,
-    /// When the kernel saw the answer. `None`: the kernel has opened the addresses.
+    /// When the kernel saw the answer. `None`: the kernel has opened the addresses, or a rule that came later opens them.
     pub(crate) waits_since: Option<Timestamp>,
 }
 

@@ -37,8 +37,9 @@ pub(crate) struct Asked {
     pub(crate) server: Option<ServerId>,
     /// When the kernel saw the answer.
     pub(crate) captured_at: Timestamp,
-    /// Whether the kernel has opened its addresses.
-    pub(crate) by_kernel: bool,
+    /// Whether the answer's way counts as an activation. It does not if the kernel has opened the addresses, or if a
+    /// rule came after the answer: the time would be that of the edit.
+    pub(crate) is_timed: bool,
     /// Whether a rule for the asker mentions the name.
     pub(crate) mention: Mention,
 }

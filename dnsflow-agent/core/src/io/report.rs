@@ -130,7 +130,7 @@ pub enum Report {
         /// Flows written.
         flows: usize,
         /// From the packet's capture in the kernel to the answered barrier. `None`: the kernel has opened the
-        /// addresses.
+        /// addresses, or a rule that came after the answer opens them.
         activation: Option<Duration>,
         /// Whether the answers had to wait for revalidation as well: the label of the counter.
         revalidation_wait: &'static str,

@@ -237,6 +237,36 @@ fn what_a_server_has_said_counts_no_longer_than_the_server_is_trusted() {
     }
 }
 
+/// The time between an answer and an edit is no measure of the agent.
+#[test]
+fn what_an_edit_opens_has_no_activation() {
+    for is_ovn_first in [true, false] {
+        let mut node = Node::with(&[allow("other.test"), deny_all()]);
+        node.answer("p1", "www.example.com", &[ADDRESS], 300);
+        node.pass(Duration::from_secs(60));
+        let rules = [allow("example.com"), deny_all()];
+        if is_ovn_first {
+            node.set_ovn(&rules);
+        }
+        node.set_firewall(&rules);
+        node.set_ovn(&rules);
+        assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+        node.answer("p1", "www.example.com", &[OTHER], 300);
+        let activations = node.reports.iter().filter_map(|report| match report {
+            Report::Opened { activation, .. } => Some(*activation),
+            _ => None,
+        });
+        let activations: Vec<_> = activations.collect();
+        let of_answer = Some(Duration::from_micros(50));
+        // Rules that OVN enforces later are planned for the addresses that wait for them, which is not reported.
+        let expected = match is_ovn_first {
+            true => vec![None, of_answer],
+            false => vec![of_answer],
+        };
+        assert_eq!(activations, expected);
+    }
+}
+
 /// The number of addresses to which the packets of a pod meet a flow of the first rule.
 fn closed(node: &Node) -> usize {
     let of_rule = node.open().into_iter().filter(|(.., at)| *at == 11_000);
