@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use crate::{
     agent::{self, beside_this_program},
     lab::{Cluster, Datapath, Lab, LabOptions},
-    root::Root,
+    root::{Contents, Root},
 };
 
 /// The environment variable that names the directory of the unpacked Debian packages to use.
@@ -63,6 +63,15 @@ pub const LAB_PACKAGES: &[&str] = &[
     "iproute2",
     "ethtool",
 ];
+
+/// The directory and the package of Prometheus, whose promtool the tests ask about the alerts.
+pub const PROMETHEUS: (&str, Contents<'_>) = (
+    "prometheus",
+    Contents {
+        suite: "trixie",
+        packages: &["prometheus"],
+    },
+);
 
 /// The lab of a test, or `return` after saying why it cannot run. The name must be distinct
 /// among all tests; with `agent`, the agent's binary must be there too.

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use dnsflow_tests::{
     root::{Contents, Root},
-    support::{LAB_PACKAGES, root_directory},
+    support::{LAB_PACKAGES, PROMETHEUS, root_directory},
 };
 
 use crate::{ebpf, interrupt};
@@ -62,10 +62,13 @@ pub(crate) const SKOPEO: (&str, Contents<'_>) = (
     },
 );
 
-/// skopeo, fetched unless it is there.
-pub(crate) fn skopeo(say: &dyn Fn(&str)) -> Result<Root> {
-    let (directory, contents) = SKOPEO;
-    Root::ensure(&root_directory(directory)?, contents, say)
+/// The programs that tests ask about files, fetched unless they are there.
+pub(crate) fn askers(say: &dyn Fn(&str)) -> Result<()> {
+    for (directory, contents) in [SKOPEO, PROMETHEUS] {
+        Root::ensure(&root_directory(directory)?, contents, say)?;
+        interrupt::check()?;
+    }
+    Ok(())
 }
 
 /// The BPF object, the agent and the lab's helper, built.

@@ -138,7 +138,7 @@ fn prepare(command: &TestCommand) -> Result<Prepared> {
     for generation in &ovn {
         prepare::ovn(*generation, &say)?;
     }
-    prepare::skopeo(&say)?;
+    prepare::askers(&say)?;
     let machine = command.vm.map(|kernel| Machine::prepare(kernel, &say));
     let machine = machine.transpose()?;
     let fetched = start.elapsed();

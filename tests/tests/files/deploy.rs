@@ -157,6 +157,7 @@ fn every_object_says_what_it_is_part_of() -> Result<()> {
         "overlays/openshift/dns.yaml",
         "overlays/openshift/scc.yaml",
         "components/podmonitor/podmonitor.yaml",
+        "components/prometheusrule/prometheusrule.yaml",
     ];
     let expected = serde_json::json!({
         "app.kubernetes.io/name": "dnsflow",
@@ -311,6 +312,11 @@ fn the_pod_monitor_finds_the_metrics() -> Result<()> {
         let is_monitored = name == MONITORED;
         assert_eq!(
             objects.pod_monitors.len(),
+            usize::from(is_monitored),
+            "{name}"
+        );
+        assert_eq!(
+            objects.prometheus_rules.len(),
             usize::from(is_monitored),
             "{name}"
         );

@@ -5,6 +5,7 @@ mod deploy;
 mod floors;
 #[path = "../manifests/mod.rs"]
 mod manifests;
+mod monitoring;
 mod recordings;
 mod reference;
 #[path = "../snapshots/mod.rs"]

@@ -103,6 +103,8 @@ pub(crate) struct Objects {
     pub(crate) daemon_sets: Vec<DaemonSet>,
     /// The Prometheus Operator's, whose type is not at hand.
     pub(crate) pod_monitors: Vec<Value>,
+    /// The same.
+    pub(crate) prometheus_rules: Vec<Value>,
 }
 
 impl Objects {
@@ -118,6 +120,9 @@ impl Objects {
             (Some("apps/v1"), Some("DaemonSet")) => self.daemon_sets.push(typed(value)?),
             (Some("monitoring.coreos.com/v1"), Some("PodMonitor")) => {
                 self.pod_monitors.push(value.clone());
+            }
+            (Some("monitoring.coreos.com/v1"), Some("PrometheusRule")) => {
+                self.prometheus_rules.push(value.clone());
             }
             (version, kind) => bail!("an object of the unknown kind {kind:?} in {version:?}"),
         }
