@@ -84,10 +84,10 @@ dnsflow_flows 7
     );
 }
 
-/// The names of the metrics in a text: words that begin with `dnsflow_`.
+/// The names of the metrics in a text: words that begin with `dnsflow_` or `process_`.
 fn named_in(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-    let names = words.filter_map(|word| word.strip_prefix("dnsflow_"));
+    let names = words.filter(|word| word.starts_with("dnsflow_") || word.starts_with("process_"));
     names
         .map(|name| {
             name.replace("_seconds_bucket", "_seconds")
@@ -96,8 +96,38 @@ fn named_in(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
+/// The labels in the selectors of a text, with the values that they must have.
+fn selected_in(text: &str) -> BTreeSet<(String, String)> {
+    let text = text.replace('\\', "");
+    let selected = text.split(['{', ',', '}']).filter_map(|selector| {
+        let (label, value) = selector.split_once("=\"")?;
+        Some((label.to_owned(), value.strip_suffix('"')?.to_owned()))
+    });
+    selected.collect()
+}
+
+/// The labels that the agent exports, with their values.
+fn exported_labels() -> BTreeSet<(String, String)> {
+    let mut labels = BTreeSet::new();
+    let mut add = |label: &str, value: &str| labels.insert((label.to_owned(), value.to_owned()));
+    for family in families() {
+        match family.values {
+            Values::One(_) => {}
+            Values::Labelled(label, values) => values.iter().for_each(|(value, _)| {
+                add(label, value);
+            }),
+            Values::ByRule(values) => values.iter().for_each(|(_, _, reason, _)| {
+                add("reason", reason);
+            }),
+        }
+    }
+    add("result", "overrun");
+    labels
+}
+
 #[test]
 fn alerts_and_dashboard_name_metrics_that_are_exported() {
+    let exported = exported_labels();
     let documented = named_in(include_str!("../../../docs/metrics.md"));
     for (file, text) in [
         (
@@ -111,6 +141,14 @@ fn alerts_and_dashboard_name_metrics_that_are_exported() {
     ] {
         let named = named_in(text);
         assert!(named.len() > 5, "{file}");
+        let selected = selected_in(text);
+        assert!(selected.len() > 1, "{file}");
+        // That of kube-state-metrics.
+        let kube = ("daemonset".to_owned(), "dnsflow".to_owned());
+        let mut unknown = selected
+            .difference(&exported)
+            .filter(|label| **label != kube);
+        assert_eq!(unknown.next(), None, "{file}");
         let unknown: Vec<_> = named.difference(&documented).collect();
         assert!(unknown.is_empty(), "{file}: {unknown:?}");
     }
