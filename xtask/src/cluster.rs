@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use dnsflow_tests::support::{helper, lab_name, root_directory};
 

@@ -9,7 +9,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use dnsflow_tests::{process::run, support::workspace};
 
 use super::programs::Programs;
@@ -138,7 +138,7 @@ impl Nodes {
             let text = fs::read_to_string(&path)?;
             let lines: Vec<&str> = text.lines().collect();
             let last = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
-            anyhow::bail!("{script} {arguments:?} failed ({status}):\n{last}");
+            bail!("{script} {arguments:?} failed ({status}):\n{last}");
         }
         Ok(())
     }

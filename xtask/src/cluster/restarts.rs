@@ -3,13 +3,13 @@
 use std::{
     fs,
     net::Ipv4Addr,
+    process::Stdio,
     thread::{scope, sleep},
     time::{Duration, Instant},
 };
 
-use std::process::Stdio;
-
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context, Result, ensure};
+use dnsflow_tests::support::workspace;
 use serde_json::{Value, json};
 
 use super::{
@@ -24,7 +24,6 @@ use crate::{
         step,
     },
 };
-use dnsflow_tests::support::workspace;
 
 /// The names of each pod during each restart.
 const NAMES: usize = 120;
@@ -214,7 +213,7 @@ impl<'a> Restarts<'a> {
             })
         })?;
         let start = Instant::now();
-        while self.agent().is_ok_and(|agent| agent == before) || self.agent().is_err() {
+        while self.agent().ok().is_none_or(|agent| agent == before) {
             ensure!(start.elapsed() < BACK_LIMIT, "no new agent");
             interrupt::check()?;
             sleep(POLL);

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 /// What became of the names of one pod.
