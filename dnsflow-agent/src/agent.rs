@@ -54,8 +54,8 @@ pub enum AgentError {
     OpenBy(#[from] OpenByError),
     /// The agent has begun with flows because Open vSwitch did not answer.
     #[error(
-        "Open vSwitch answers now, and packets can be marked: this agent began with flows, and ends so that the next \
-         one takes marks (--open-by=auto)"
+        "Open vSwitch answers now, and packets can be marked: this agent ends, and the next one opens by marks \
+         (--open-by=auto)"
     )]
     MarksArePossible,
     /// A task that should run for ever has ended.

@@ -167,7 +167,7 @@ pub async fn serve(address: SocketAddr, health: Arc<Health>, metrics: Arc<Metric
     if !address.ip().is_loopback() {
         tracing::warn!(
             %address,
-            "--listen is no loopback address: others than this node's processes may ask as well"
+            "--listen is not a loopback address: other hosts can read the metrics"
         );
     }
     loop {
@@ -180,7 +180,7 @@ pub async fn serve(address: SocketAddr, health: Arc<Health>, metrics: Arc<Metric
                 told = true;
                 tracing::warn!(
                     %address, %error,
-                    "cannot listen, trying again; --listen names another address"
+                    "cannot listen; trying again; --listen sets another address"
                 );
             }
             Err(_) => {}

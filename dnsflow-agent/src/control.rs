@@ -186,8 +186,8 @@ impl Server {
                 }
                 Err(error) if causes.is_news(error.kind()) => tracing::warn!(
                     path = %path.display(), %error,
-                    "no control socket, trying again: nobody can ask this agent why; \
-                     --control-socket names another path"
+                    "cannot open the control socket; trying again; dnsflow's commands get no answer; \
+                     --control-socket sets another path"
                 ),
                 Err(_) => {}
             }
@@ -630,7 +630,7 @@ fn remove_leftover(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
-            "what is there is no socket",
+            "the path is not a socket",
         )),
         Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
             Ok(_) => Err(io::Error::new(

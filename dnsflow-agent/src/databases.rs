@@ -86,9 +86,9 @@ impl Converter {
                 if self.warned < WARNINGS_MAX {
                     self.warned += 1;
                     let database = self.database;
-                    tracing::warn!(database, table, %row, %error, "row left out");
+                    tracing::warn!(database, table, %row, %error, "row skipped");
                     if self.warned == WARNINGS_MAX {
-                        tracing::warn!(database, "further rows left out are only counted");
+                        tracing::warn!(database, "further skipped rows are only counted");
                     }
                 }
                 None

@@ -184,7 +184,7 @@ pub(crate) async fn watch(
     loop {
         // An answer wakes nobody: one that no connection follows is read after a while.
         if let Ok(Err(error)) = timeout(UNREAD_MAX, aside.readable()).await {
-            warn!(%error, "denied connections are not told of any more");
+            warn!(%error, "denied connections are no longer reported");
             return;
         }
         // More comes meanwhile. A wait behind the reading would end at once for each answer of that time.

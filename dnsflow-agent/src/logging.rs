@@ -148,7 +148,7 @@ impl LostLines {
         if self.reported.swap(lost, Relaxed) != lost {
             warn!(
                 lost,
-                "lines of this log were lost: whoever reads standard error is too slow"
+                "log lines were lost: the reader of standard error is too slow"
             );
         }
     }

@@ -89,7 +89,7 @@ pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input>, objects:
             }
             Err(reason) if sent.is_some() => {
                 reasons.push(format!(
-                    "{reason}; waiting for it, and what was last read stays in force"
+                    "{reason}; waiting for it; the last valid manifests stay in force"
                 ));
             }
             Err(reason) => reasons.push(format!(

@@ -199,12 +199,12 @@ impl Metrics {
             of_databases(&self.databases),
             Family::counter(
                 "log_lines_lost",
-                "Lines of the log that were lost because nobody read fast enough.",
+                "Log lines lost: the reader was too slow.",
                 self.lost_lines.count() as u64,
             ),
             Family::counter(
                 "journal_events_lost",
-                "Events that are not in the journal of `dnsflow observe`: they came while somebody read it.",
+                "Events missing in `dnsflow observe`: they came during a reading.",
                 self.journal.lost(),
             ),
         ]);
@@ -389,7 +389,7 @@ fn of_events(counters: &EventCounters) -> Family {
     ];
     Family::counters(
         "event_notices",
-        "What became of notices for Kubernetes Events; one that failed is tried again.",
+        "Notices for Kubernetes Events by result; a failed one is tried again.",
         "result",
         results.map(|(result, count)| (result, count.load(Relaxed))),
     )
@@ -408,7 +408,7 @@ fn of_databases(counters: &DatabaseCounters) -> Family {
     ];
     Family::counters(
         "database_rows_skipped",
-        "Rows of a database that are not known to the agent: too long, or with a value that is not understood.",
+        "Skipped database rows: too long, or with an unknown value.",
         "database",
         databases.map(|(database, counters)| (database, counters.rows_skipped.load(Relaxed))),
     )
@@ -467,7 +467,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
     vec![
         Family::gauge(
             "ready",
-            "1 once everything was read and the switch was compared, else 0.",
+            "1 if all sources were read and the switch was compared, else 0.",
             is_ready.into(),
         ),
         Family::gauge(
@@ -475,10 +475,10 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
             "1 while the OpenFlow connection is up, else 0.",
             switch_is_connected.into(),
         ),
-        Family::gauge("resolvers", "DNS servers that are trusted.", resolvers),
+        Family::gauge("resolvers", "Trusted DNS servers.", resolvers),
         Family::gauges(
             "ports",
-            "Logical ports of the node by whether the TC programs are attached.",
+            "Logical ports of the node by attachment of the TC programs.",
             "state",
             [
                 ("attached", attached),
@@ -493,14 +493,14 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         ),
         Family::gauges(
             "database_tables_too_large",
-            "Tables of databases that are larger than their limits, by whether the agent goes on without them.",
+            "Tables of databases larger than their limits, by whether the agent works without them.",
             "state",
             [("left_out", tables_left_out), ("needed", tables_unread)],
         ),
         Family::gauge("firewalls", "EgressFirewalls of the cluster.", firewalls),
         Family::gauges(
             "rule_problems",
-            "Rules of EgressFirewalls with a problem, by what it means.",
+            "Rules of EgressFirewalls with a problem, by its effect.",
             "severity",
             [
                 ("waiting", waiting),
@@ -508,14 +508,10 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
                 ("caveat", caveats),
             ],
         ),
-        Family::gauge(
-            "cache_addresses",
-            "Addresses that pods were told.",
-            addresses,
-        ),
+        Family::gauge("cache_addresses", "Addresses in the cache.", addresses),
         Family::gauge("cache_names", "Names that lead to these addresses.", names),
         Family::gauge("flows", "Flows that should be in the switch.", flows),
-        Family::counter("frames", "Frames that came from the TC program.", frames),
+        Family::counter("frames", "Frames from the TC program.", frames),
         Family::counters(
             "frames_ignored",
             "Frames that are no DNS answer of a trusted server to a known pod.",
@@ -528,7 +524,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         ),
         Family::counters(
             "answers",
-            "DNS answers by what became of them.",
+            "DNS answers by result.",
             "result",
             [
                 ("malformed", answers_malformed),
@@ -541,22 +537,22 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         ),
         Family::counter(
             "addresses_opened_by_kernel",
-            "Addresses of answers that the kernel has opened by itself, and that stay open.",
+            "Addresses opened by the kernel without the agent.",
             addresses_opened_by_kernel,
         ),
         Family::counter(
             "answers_unmentioned",
-            "Those of the unmatched answers whose name no rule of the namespace mentions.",
+            "Answers for names without a rule in the namespace.",
             answers_unmentioned,
         ),
         Family::counter(
             "answers_not_deferred",
-            "Answers that came before the rules of their pod were known, and that a rule which comes later does not see.",
+            "Answers from before the rules of their pod were known, lost for later rules.",
             answers_not_deferred,
         ),
         Family::counters(
             "addresses_not_kept",
-            "Addresses that a limit left no room for.",
+            "Addresses without room, by limit.",
             "reason",
             [
                 ("evicted", addresses_evicted),
@@ -567,7 +563,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         ),
         Family::counter(
             "names_not_kept",
-            "Names that the limit of an address left no room for.",
+            "Names without room at their address.",
             names_dropped,
         ),
         Family::by_reason(
@@ -578,7 +574,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         ),
         Family::counter(
             "reports_left_out",
-            "Reports that were left out because the answers to a pod, or flows that the switch refuses, lead to too many.",
+            "Reports left out: too many for one pod, or too many of refused flows.",
             reports_left_out,
         ),
         Family::counters(
@@ -594,7 +590,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         ),
         Family::counters(
             "mark_changes",
-            "Marks of addresses in the kernel that were not as they should be, or that the kernel refused.",
+            "Corrected marks in the kernel, and refused ones.",
             "change",
             [
                 ("restored", marks_restored),
@@ -604,7 +600,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         ),
         Family::counters(
             "blocked_connections",
-            "Connections that OVN had blocked in a gap of the flows, by whether they go on.",
+            "Connections blocked by OVN in a gap of the flows, by result.",
             "result",
             [
                 ("unblocked", connections_unblocked),
@@ -613,7 +609,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         ),
         Family::by_reason(
             "held_answers",
-            "What became of answers that were held.",
+            "Held answers by event.",
             "event",
             engine.hold_events(),
         ),
@@ -625,19 +621,19 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         ),
         Family::by_reason(
             "revalidation_ends",
-            "What ended the waits for revalidation.",
+            "Ends of the waits for revalidation, by reason.",
             "event",
             engine.revalidation_events(),
         ),
         Family::by_reason(
             "tcp_events",
-            "What became of TCP segments of DNS.",
+            "TCP segments of DNS by event.",
             "event",
             engine.tcp_events(),
         ),
         Family::by_reason(
             "fragment_events",
-            "What became of IP fragments of DNS.",
+            "IP fragments of DNS by event.",
             "event",
             engine.fragment_events(),
         ),
@@ -664,13 +660,13 @@ fn of_denials(counts: Counts) -> [Family; 3] {
     [
         Family {
             name: "denied_connections",
-            help: "Connections of pods that an EgressFirewall denies, to one place once in ten seconds.",
+            help: "Denied connections of pods, to one destination once in ten seconds.",
             kind: Kind::Counter,
             values: Values::ByRule(others.chain(by_rule).collect()),
         },
         Family::counters(
             "denials_left_out",
-            "Attempts to connect that were not judged, and denials that were not reported.",
+            "Connection attempts without a judgement, and denials without a report.",
             "reason",
             [
                 ("not_judged", not_judged),
@@ -679,7 +675,7 @@ fn of_denials(counts: Counts) -> [Family; 3] {
         ),
         Family::counter(
             "history_places_forgotten",
-            "Places where pods have connected to that were forgotten within an hour: there was no room.",
+            "Destinations forgotten within an hour: no room.",
             places_forgotten,
         ),
     ]
@@ -700,19 +696,19 @@ fn of_packets(packets: Packets) -> [Family; 3] {
     [
         Family::counters(
             "packets_to_pods",
-            "Packets to the pods that the TC program has looked at, by what became of them.",
+            "Packets to the pods at the TC program, by reason.",
             "reason",
             values(to_pods),
         ),
         Family::counters(
             "packets_from_pods",
-            "Packets from the pods that the TC program has looked at, by what became of them.",
+            "Packets from the pods at the TC program, by reason.",
             "reason",
             values(from_pods),
         ),
         Family::counters(
             "held_answers_lost",
-            "Answers that were held and could not be put back onto the pod's veth, by reason.",
+            "Held answers that did not go back onto the pod's veth, by reason.",
             "reason",
             lost,
         ),

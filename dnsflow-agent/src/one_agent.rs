@@ -49,7 +49,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub enum OneAgentError {
     /// Another agent runs.
     #[error(
-        "another agent runs on this node: {0}. One of two agents would take away the flows of the other one. End \
+        "another agent runs on this node: {0}. Two agents would remove each other's flows. End \
          that agent first; a DaemonSet must have maxSurge 0"
     )]
     Another(Met),
@@ -113,7 +113,9 @@ impl Claim {
         match listener {
             Ok(Some(answering)) => answering.serve().await,
             Ok(None) => {}
-            Err(error) => warn!(%error, "a second agent cannot name the first one"),
+            Err(error) => {
+                warn!(%error, "cannot answer a second agent: its error will not name this agent")
+            }
         }
         std::future::pending().await
     }
@@ -143,7 +145,7 @@ impl Answering {
         let listener = match tokio::net::UnixListener::from_std(listener) {
             Ok(listener) => listener,
             Err(error) => {
-                warn!(%error, "a second agent cannot name the first one");
+                warn!(%error, "cannot answer a second agent: its error will not name this agent");
                 return;
             }
         };
@@ -186,13 +188,13 @@ fn claim(name: &[u8], patience: Duration) -> Result<Claim, OneAgentError> {
                 Holder::Agent(met) if is_over => return Err(OneAgentError::Another(met)),
                 Holder::Agent(met) => warn!(
                     other = %met,
-                    "another agent runs on this node; waiting {patience:?} at most for its end"
+                    "another agent runs on this node; waiting up to {patience:?} for its end"
                 ),
                 Holder::Stranger(uid) => {
                     warn!(
                         uid,
-                        "a process of a user who cannot run an agent has the name by which agents find each other; \
-                         this agent goes on, and a second one would not be noticed"
+                        "an unprivileged process holds the socket name of the agents; starting without it; a second \
+                         agent on this node would not be noticed"
                     );
                     return Ok(Claim {
                         listener: None,

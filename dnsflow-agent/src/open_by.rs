@@ -36,10 +36,7 @@ pub enum Obstacle {
     )]
     Offloaded,
     /// The marks would end with the agent.
-    #[error(
-        "without --pin-dir the programs go when the agent ends, and with them the access to all addresses \
-         until the pods ask again"
-    )]
+    #[error("without --pin-dir, all addresses close when the agent ends, until the pods ask again")]
     NotPinned,
 }
 
@@ -51,11 +48,11 @@ pub struct OpenByError(pub Obstacle);
 /// Open vSwitch does not say what is to be known.
 #[derive(Debug, thiserror::Error)]
 pub enum Unanswered {
-    /// ovs-vswitchd does not say which datapath the bridge is in.
-    #[error("ovs-vswitchd does not say which datapath the bridge is in")]
+    /// ovs-vswitchd does not report the datapath of the bridge.
+    #[error("ovs-vswitchd does not report the datapath of the bridge")]
     Datapath(#[from] vswitchd::VswitchdError),
     /// The database does not say whether flows are offloaded.
-    #[error("the database of Open vSwitch does not say whether flows are offloaded: {0}")]
+    #[error("the database of Open vSwitch does not report hardware offload: {0}")]
     Database(String),
 }
 
@@ -156,7 +153,7 @@ pub async fn choose(options: &AgentOptions) -> Result<OpenedBy, OpenByError> {
         Decision::MarksUnasked(_, error) => {
             warn!(
                 error,
-                "--open-by=marks: it is not known whether packets can be marked"
+                "--open-by=marks: cannot find out whether this node supports marks"
             );
         }
     }
@@ -224,7 +221,7 @@ impl OpenVswitch {
                 socket = %self.openflow_socket.display(),
                 error = with_causes(error),
                 ?patience,
-                "waiting for Open vSwitch to say whether packets can be marked"
+                "waiting for Open vSwitch, to find out whether this node supports marks"
             );
         }
         while answer.is_err() && Instant::now() < end {

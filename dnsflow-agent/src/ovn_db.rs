@@ -261,7 +261,7 @@ impl Southbound {
                 database = sb::DATABASE.name,
                 table = sb::LOGICAL_FLOW,
                 %error,
-                "select refused",
+                "OVN's southbound database refused a select",
             );
             Vec::new()
         });

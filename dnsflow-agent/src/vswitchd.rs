@@ -100,7 +100,7 @@ pub enum VswitchdError {
         reason: String,
     },
     /// The text does not have the expected form.
-    #[error("`{command}` does not say {expected}")]
+    #[error("the reply to `{command}` lacks {expected}")]
     Unreadable {
         /// The command.
         command: &'static str,
@@ -232,7 +232,7 @@ impl Watcher {
                 let Revalidation { flows, pass } = answer;
                 debug!(flows, ?pass, is_behind_change, estimate = ?time, "revalidation");
                 if self.causes.end() {
-                    info!(estimate = ?time, "ovs-vswitchd says how long it revalidates");
+                    info!(estimate = ?time, "ovs-vswitchd reports its revalidation time");
                 }
             }
             Err(error) => {
@@ -244,7 +244,7 @@ impl Watcher {
                     warn!(
                         error,
                         estimate = ?passes::UNKNOWN,
-                        "ovs-vswitchd does not say how long it revalidates; a default holds"
+                        "ovs-vswitchd does not report its revalidation time; using a default"
                     );
                 }
             }
@@ -255,7 +255,7 @@ impl Watcher {
     async fn look(&mut self, paths: &[connection::Path]) -> Option<Vec<connection::Path>> {
         let found = self.dropping(paths).await;
         if let Err(error) = &found {
-            debug!(error = with_causes(error), "the megaflows are not known");
+            debug!(error = with_causes(error), "cannot read the megaflows");
             self.datapath = None;
         }
         found.ok()

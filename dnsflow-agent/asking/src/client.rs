@@ -47,7 +47,7 @@ pub enum AskError {
         limit_s: u64,
     },
     /// The connection has ended.
-    #[error("the agent broke off: its answer is not whole")]
+    #[error("the agent's answer is incomplete")]
     Http(#[from] hyper::Error),
     /// The agent refuses.
     #[error("the agent says: {0}")]

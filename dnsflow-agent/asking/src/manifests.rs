@@ -290,7 +290,7 @@ impl Content {
             Reading::Firewall(id, firewall) => self.firewalls.push((id, firewall)),
             Reading::Unreadable(id) => {
                 if let Some(kept) = known.iter().find(|(known, _)| *known == id) {
-                    reasons.push("what was last read of it stays in force".into());
+                    reasons.push("the last valid version stays in force".into());
                     self.firewalls.push(kept.clone());
                 }
             }

@@ -115,7 +115,7 @@ pub struct CleanupOptions {
     #[command(flatten)]
     pub openflow_socket: OpenflowSocket,
 
-    /// The agent's directory of that name, whose snapshot goes too
+    /// The agent's directory of that name: its snapshot is removed
     #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
 
@@ -170,7 +170,7 @@ pub struct AgentOptions {
     #[command(flatten)]
     pub openflow_socket: OpenflowSocket,
 
-    /// Whether a dnsName without a wildcard also matches its sub-domains
+    /// A dnsName without a wildcard also matches its sub-domains
     #[arg(
         long,
         value_name = "BOOL",
@@ -180,7 +180,7 @@ pub struct AgentOptions {
     )]
     pub subdomains: bool,
 
-    /// Whether an answer waits on the node until the flows that it asks for are installed
+    /// Hold a DNS answer on the node until its addresses are open
     #[arg(
         long,
         value_name = "BOOL",
@@ -190,7 +190,7 @@ pub struct AgentOptions {
     )]
     pub hold: bool,
 
-    /// The time after which an answer waits no longer, 1s at most
+    /// The longest time to hold an answer, 1s at most
     #[arg(
         long,
         value_name = "TIME",
@@ -200,7 +200,7 @@ pub struct AgentOptions {
     )]
     pub hold_max: Duration,
 
-    /// How long flows stay without an agent (marks: at most), 30s to 18h
+    /// The time for which flows stay without an agent (marks: at most), 30s to 18h
     #[arg(
         long = "keep-flows",
         value_name = "TIME",
@@ -268,11 +268,11 @@ pub struct AgentOptions {
     )]
     pub max_flow_changes: u32,
 
-    /// Keep here what a restarted agent should know: the names behind the open addresses
+    /// Keep the names of the open addresses here, for a restarted agent
     #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
 
-    /// Keep the programs on this BPF file system between two agents, and read what they captured
+    /// Keep the TC programs on this BPF file system between two agents, with the answers of that time
     #[arg(long, value_name = "DIR", env = "DNSFLOW_PIN_DIR")]
     pub pin_dir: Option<PathBuf>,
 
@@ -324,7 +324,7 @@ pub struct AgentOptions {
     )]
     pub nat64_prefix: Vec<Nat64Prefix>,
 
-    /// Open addresses in this network although they are refused otherwise
+    /// Open addresses in this network even if they are refused otherwise
     #[arg(
         long,
         value_name = "CIDR",
@@ -334,11 +334,11 @@ pub struct AgentOptions {
     )]
     pub allow_answers: Vec<IpNet>,
 
-    /// Decide and tell what would be opened, and install nothing
+    /// Report the addresses to open, and open none
     #[arg(long, env = "DNSFLOW_DRY_RUN")]
     pub dry_run: bool,
 
-    /// Open addresses by flows of their own, by marks on packets, or as is possible [default: auto]
+    /// Open addresses by flows, by marks on packets, or by the node's best way [default: auto]
     #[arg(long, value_enum, value_name = "WAY", env = "DNSFLOW_OPEN_BY")]
     pub open_by: Option<OpenBy>,
 
@@ -362,7 +362,7 @@ pub struct AgentOptions {
     )]
     pub mark_mask: NonZeroU32,
 
-    /// Tell of denied connections in an Event on the EgressFirewall, once an hour for each namespace
+    /// Report denied connections in an Event on the EgressFirewall, once an hour for each namespace
     #[arg(long, env = "DNSFLOW_DENIED_EVENTS")]
     pub denied_events: bool,
 
@@ -374,7 +374,7 @@ pub struct AgentOptions {
     #[command(flatten)]
     pub control_socket: ControlSocket,
 
-    /// How to write the log
+    /// The format of the log
     #[arg(
         long,
         value_name = "FORMAT",
@@ -519,7 +519,7 @@ pub struct CheckOptions {
 /// The options of `dnsflow bundle`: where the archive goes, and those of the agent, for `check`.
 #[derive(Args, Clone, Debug, Eq, PartialEq)]
 pub struct BundleOptions {
-    /// The archive (.tar.gz), which must not be there yet; - is standard output
+    /// The archive (.tar.gz), a new file; - is standard output
     #[arg(value_name = "FILE|-", default_value = "-")]
     pub file: PathBuf,
 

@@ -114,7 +114,7 @@ impl Hot {
                 // An edge has stopped: its thread's result says which.
                 _ = &mut incoming.edges_end => break,
                 signal = signals.next() => {
-                    info!("{signal}: stopping; the flows stay until the hard timeout of their sentinel flows");
+                    info!("{signal}: stopping; the flows stay until their sentinel flows time out");
                     break;
                 }
             }

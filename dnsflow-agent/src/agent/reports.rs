@@ -53,31 +53,30 @@ pub(super) fn tell(report: &Report) {
         } => info!(
             port,
             network,
-            "nothing that a pod is told on a network other than its primary one counts: the cluster's \
-             DNS is not there, and a neighbour may speak in its name"
+            "DNS answers on this secondary network are ignored: the cluster's DNS is not there, and a neighbour may \
+             answer in its name"
         ),
         Report::PortNotTrusted {
             port,
             reason: NotTrusted::NoAddresses,
         } => warn!(
             port,
-            "nothing that a pod is told at this port counts, so none of its names is opened there: its \
-             Interface row names no attached_mac or no ip_addresses, and without port security on \
-             both a pod can ask in another's name; give its network subnets (IPAM)"
+            "DNS answers at this port are ignored: its Interface row has no attached_mac or no ip_addresses, and \
+             without port security on both, a pod can ask in another pod's name; give its network subnets (IPAM)"
         ),
         Report::ClusterNetworks { networks, left_out } => {
             let networks = list(networks);
             if *left_out == 0 {
                 info!(
                     networks,
-                    "no address of the cluster's own networks is opened"
+                    "addresses of the cluster's networks are never opened"
                 );
             } else {
                 warn!(
                     networks,
                     left_out,
-                    "the cluster has more networks than are looked at: --cluster-networks names \
-                     larger ones"
+                    "the cluster has too many networks: some are left out, and may be opened; --cluster-networks \
+                     sets larger ones"
                 );
             }
         }
@@ -93,8 +92,8 @@ pub(super) fn tell(report: &Report) {
         Report::ResolverCovered { resolver, by } => warn!(
             %resolver,
             by = list(by),
-            "others may answer at the address of a DNS server that is trusted, and open what they \
-             like: give the server an address of its own, or take it from --resolver"
+            "others can answer at the address of a trusted DNS server, and open any address: give the server an \
+             address of its own, or remove it from --resolver"
         ),
         Report::TableTooLarge(LargeTable {
             database,
@@ -105,9 +104,9 @@ pub(super) fn tell(report: &Report) {
             is_left_out,
         }) => {
             let consequence = match is_left_out {
-                true => "the agent goes on without it",
+                true => "the agent works without it",
                 false => {
-                    "the database is not read any further, and open addresses stay open; it is read again every minute"
+                    "the agent reads nothing new of the database, and retries every minute; open addresses stay open"
                 }
             };
             warn!(
@@ -116,11 +115,14 @@ pub(super) fn tell(report: &Report) {
             );
         }
         Report::TableReadAgain { database, table } => {
-            info!(database, table, "a formerly too large table is read again");
+            info!(
+                database,
+                table, "the table is no longer too large, and is read again"
+            );
         }
         Report::MarksEndNowhere => warn!(
-            "OVN has no stage ls_out_check_port_sec, in which marks end: a packet that another rule lets pass keeps \
-             its mark on this node; --open-by=flows sets none"
+            "OVN has no stage ls_out_check_port_sec: packets allowed by other rules keep their marks on this node; \
+             --open-by=flows sets no marks"
         ),
         Report::ForeignFlow {
             table,
@@ -130,28 +132,28 @@ pub(super) fn tell(report: &Report) {
             table,
             priority,
             cookie = format_args!("{cookie:#x}"),
-            "a foreign flow has the match of one of ours: ours is left out"
+            "a foreign flow has the same match as a flow of dnsflow: dnsflow leaves its flow out"
         ),
         Report::AddressRefused {
             port,
             name,
             address,
             reason,
-        } => info!(port, %name, %address, reason, "an address in an answer is not opened"),
+        } => info!(port, %name, %address, reason, "refused an address of a DNS answer"),
         Report::Trusting(resolvers) if resolvers.is_empty() => {
-            warn!("no DNS server is trusted: --resolver names one, or --dns-service the cluster's")
+            warn!("no DNS server is trusted: set --dns-service or --resolver")
         }
         Report::Trusting(resolvers) => {
             let resolvers = list(resolvers);
-            info!(resolvers, "believing the answers of these DNS servers");
+            info!(resolvers, "trusting these DNS servers");
         }
-        Report::Restored { flows } => info!(flows, "missing flows were restored"),
+        Report::Restored { flows } => info!(flows, "restored missing flows"),
         Report::Unblocked {
             connections,
             failed: 0,
         } => info!(
             connections,
-            "connections blocked by OVN in a gap of our flows were unblocked"
+            "unblocked connections after a gap in the flows"
         ),
         Report::Unblocked {
             connections,
@@ -159,15 +161,14 @@ pub(super) fn tell(report: &Report) {
         } => warn!(
             connections,
             failed,
-            "connections that OVN had blocked in a gap of our flows: not all of them go on, and \
-             those that fail may hang until the pod sends a packet"
+            "some connections stay blocked after a gap in the flows, until their pods send a packet"
         ),
         Report::Resynced {
             added,
             removed,
             adopted,
-        } => info!(added, removed, adopted, "the switch was brought in line"),
-        Report::FlowsRefused { reason } => warn!(reason, "flows refused"),
+        } => info!(added, removed, adopted, "corrected the flows of the switch"),
+        Report::FlowsRefused { reason } => warn!(reason, "the switch refused flows"),
         Report::Problems {
             namespace,
             problems,
@@ -198,12 +199,15 @@ pub(super) fn tell(report: &Report) {
                         );
                     }
                     (Severity::NotInForce | Severity::Caveat, true) => {
-                        warn!(namespace, rule, problem, "a rule of the EgressFirewall");
+                        warn!(
+                            namespace,
+                            rule, problem, "a rule of the EgressFirewall has a problem"
+                        );
                     }
                     (Severity::NotInForce | Severity::Caveat, false) => {
                         warn!(
                             namespace,
-                            rule, problem, like_it, "rules of the EgressFirewall"
+                            rule, problem, like_it, "rules of the EgressFirewall have a problem"
                         );
                     }
                 }
@@ -243,7 +247,7 @@ pub(super) fn tell(report: &Report) {
             %name,
             addresses = list(addresses),
             rules = list(rules),
-            "would be opened if this were no dry run"
+            "dry run: would open addresses"
         ),
         Report::Denied(denied) => {
             let names = list(&denied.names);
@@ -255,7 +259,7 @@ pub(super) fn tell(report: &Report) {
                 names,
                 rule = denied.rule,
                 reason = %denied,
-                "a connection is denied"
+                "denied a connection"
             );
         }
         Report::NotAttached {
@@ -267,7 +271,7 @@ pub(super) fn tell(report: &Report) {
             port,
             interface,
             reason,
-            "the TC programs are not attached to a pod's interface: its names open nothing; trying again"
+            "cannot attach the TC programs to a pod's interface: DNS answers to the pod open nothing; trying again"
         ),
     }
 }

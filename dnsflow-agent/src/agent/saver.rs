@@ -57,7 +57,7 @@ impl Saver {
                 let mut writing = None;
                 while let Some(part) = to_save.blocking_recv() {
                     writing = write(writing, part, &dir).unwrap_or_else(|error| {
-                        warn!(%error, "the snapshot is not written");
+                        warn!(%error, "cannot write the snapshot");
                         None
                     });
                 }
@@ -104,8 +104,8 @@ impl Saver {
         if runs.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
             warn!(
                 waited_s = LAST_MAX.as_secs(),
-                "the disk of --state-dir does not answer: the names behind the addresses of the last seconds may not \
-                 be saved; the addresses stay open, and the pods ask again"
+                "the disk of --state-dir does not answer: the snapshot may lack the names of the last seconds; their \
+                 addresses stay open"
             );
         }
     }

@@ -140,8 +140,8 @@ impl Settings {
         };
         if engine.mark_mask.is_some() && options.pin_dir.is_none() {
             warn!(
-                "--open-by=marks without --pin-dir: when the agent ends, its programs go, and with them the access to \
-                 all addresses until the pods ask again; give --pin-dir to keep it for --keep-flows"
+                "--open-by=marks without --pin-dir: when the agent ends, all addresses close until the pods ask \
+                 again; with --pin-dir, they stay open for --keep-flows"
             );
         }
         Ok(Self {
@@ -248,7 +248,7 @@ impl Programs {
             .map_err(failed("give up capabilities"))?;
         info!(
             capabilities = rights::names(kept),
-            "keeping these capabilities and no others"
+            "dropped all capabilities but these"
         );
         Ok(())
     }
@@ -260,7 +260,7 @@ pub(super) fn engine(config: Config, state_dir: Option<&Path>) -> Engine {
     if let Some(dir) = state_dir {
         match state::load(dir) {
             Ok(saved) => engine.load_snapshot(saved, now()),
-            Err(error) => warn!(%error, "the snapshot is not used"),
+            Err(error) => warn!(%error, "cannot use the snapshot"),
         }
     }
     engine

@@ -73,9 +73,8 @@ impl Attacher {
                 if policed && excluded {
                     warn!(
                         name,
-                        "Open vSwitch does not limit what this pod sends (ingress_policing_rate): \
-                         its qdisc and clsact, which the programs need on this kernel, exclude \
-                         each other; Linux 6.6 with TCX has no such conflict"
+                        "ingress_policing_rate has no effect on this pod: on this kernel, its qdisc and the clsact \
+                         of the TC programs exclude each other; Linux 6.6 with TCX has no such conflict"
                     );
                 }
                 vec![self.attachments.attach(interface, name, sources, now())]

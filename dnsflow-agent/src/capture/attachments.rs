@@ -94,8 +94,8 @@ pub enum AttachError {
     },
     /// Another qdisc stands where clsact has to.
     #[error(
-        "cannot attach to {name}: a qdisc of kind {kind} stands where clsact has to (Open \
-         vSwitch's ingress policing puts one there: remove the policing, or use Linux 6.6 with TCX)"
+        "cannot attach to {name}: a qdisc of kind {kind} has the place of clsact (it is Open \
+         vSwitch's for ingress policing: remove the policing, or use Linux 6.6 with TCX)"
     )]
     OtherQdisc {
         /// The interface.

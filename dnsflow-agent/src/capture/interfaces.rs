@@ -19,13 +19,14 @@ pub struct InterfaceSet {
 impl InterfaceSet {
     /// The interfaces whose attempts to connect somewhere are told of.
     pub(super) fn watched(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
-        let without = "of a pod's denied connections nothing is told";
+        let without =
+            "cannot watch the connections of a pod: its denied connections are not reported";
         Self::new(ebpf, "WATCHED", without)
     }
 
     /// The interfaces whose answers all leave the kernel.
     pub(super) fn recorded(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
-        Self::new(ebpf, "RECORDED", "a pod's names are not recorded")
+        Self::new(ebpf, "RECORDED", "cannot record the names of a pod")
     }
 
     fn new(
@@ -46,7 +47,9 @@ impl InterfaceSet {
         match set {
             Ok(()) => {}
             Err(error) if is_in => warn!(ifindex, %error, "{}", self.without),
-            Err(error) => warn!(ifindex, %error, map = self.name, "an interface stays in a map"),
+            Err(error) => {
+                warn!(ifindex, %error, map = self.name, "cannot remove an interface from a map")
+            }
         }
     }
 }

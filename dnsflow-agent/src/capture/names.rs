@@ -152,7 +152,10 @@ impl<T: Tables> NameFilter<T> {
         // There may be room now.
         let put = self.put_names(name_set, &wanted);
         if let Err(error) = &put {
-            warn!(name_set = name_set.0, %error, "answers for a namespace are not filtered");
+            warn!(
+                name_set = name_set.0, %error,
+                "cannot filter the answers for a namespace: the agent reads all of them"
+            );
             self.failures += 1;
         }
         self.set_complete(name_set, put.is_ok());
@@ -224,7 +227,7 @@ impl<T: Tables> NameFilter<T> {
                     self.names -= 1;
                 }
                 Err(error) => {
-                    warn!(name_set = name_set.0, %error, "a name stays in the filter");
+                    warn!(name_set = name_set.0, %error, "cannot remove a name from the filter");
                     self.failures += 1;
                 }
             }
@@ -274,7 +277,7 @@ impl<T: Tables> NameFilter<T> {
             match self.tables.put_interface(ifindex, put) {
                 Ok(()) => interface.put = Some(put),
                 Err(error) => {
-                    warn!(ifindex, %error, "answers at an interface are not filtered");
+                    warn!(ifindex, %error, "cannot filter the answers at an interface: the agent reads all of them");
                     self.failures += 1;
                     self.open(ifindex);
                 }
@@ -296,7 +299,7 @@ impl<T: Tables> NameFilter<T> {
                 true
             }
             Err(error) => {
-                warn!(ifindex, %error, "an interface keeps its filter");
+                warn!(ifindex, %error, "cannot remove the filter of an interface");
                 self.failures += 1;
                 false
             }

@@ -274,8 +274,8 @@ pub(super) fn entries(mask: NonZeroU32) -> Shared {
         file: "entries-",
         layout: ENTRY_LAYOUT,
         mask: Some(mask).filter(|mask| *mask != UNNAMED_MASK),
-        lost: "an agent of another version, or with another --mark-mask, has left addresses; those that no snapshot \
-               knows are closed until the pods ask again",
+        lost: "ignoring the addresses left by an agent of another version or --mark-mask: without a snapshot, they \
+               close until the pods ask again",
     }
 }
 
@@ -285,7 +285,7 @@ pub(super) const PENDING: Shared = Shared {
     file: "pending-",
     layout: PENDING_LAYOUT,
     mask: None,
-    lost: "an agent of another version has left queries; a slow answer to one of them does not count",
+    lost: "ignoring the queries left by an agent of another version: late answers to them open nothing",
 };
 
 /// Says that answers will be missed, why, and what to do.
@@ -293,9 +293,8 @@ pub(super) fn not_kept(dir: &Path, error: &PinsError) {
     warn!(
         dir = %dir.display(),
         error = error as &dyn std::error::Error,
-        "nothing can be kept in the directory of --pin-dir: answers that come between this agent and the next one will \
-         not be seen, and their addresses stay closed until the pods ask again; give the agent's container a directory \
-         on the node's /sys/fs/bpf that the agent may write to"
+        "cannot pin to --pin-dir: DNS answers between this agent and the next one open nothing; mount a writable \
+         directory of the node's /sys/fs/bpf"
     );
 }
 
@@ -350,8 +349,7 @@ fn left(files: BTreeSet<PathBuf>) -> (Vec<Left>, u64) {
             Some(_) => {
                 warn!(
                     path = %path.display(),
-                    "an agent of another version has left answers; they are not read, and the pods ask \
-                     again when the answers have expired"
+                    "ignoring the answers left by an agent of another version: the pods ask again after the TTL"
                 );
                 remove_records(&path);
             }
@@ -371,7 +369,7 @@ fn left(files: BTreeSet<PathBuf>) -> (Vec<Left>, u64) {
     let next = known.last().map_or(0, |(last, _)| last + 1);
     let too_many = known.len().saturating_sub(LEFT_MAX);
     for (_, path) in known.drain(..too_many) {
-        warn!(path = %path.display(), "too many agents have left answers; the oldest are not read");
+        warn!(path = %path.display(), "too many agents have left answers; ignoring the oldest");
         remove_records(&path);
     }
     let open = |(_, path): (u64, PathBuf)| {
@@ -379,7 +377,7 @@ fn left(files: BTreeSet<PathBuf>) -> (Vec<Left>, u64) {
         match ring {
             Ok(ring) => Some(Left { path, ring }),
             Err(error) => {
-                warn!(path = %path.display(), %error, "answers left by an earlier agent cannot be read");
+                warn!(path = %path.display(), %error, "cannot read the answers left by an earlier agent");
                 remove_records(&path);
                 None
             }
@@ -435,7 +433,7 @@ fn files(dir: &Path) -> io::Result<BTreeSet<PathBuf>> {
 fn remove(path: &Path) -> bool {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            info!(path = %path.display(), %error, "pinned objects are not removed");
+            info!(path = %path.display(), %error, "cannot remove pinned objects");
             false
         }
         Ok(()) | Err(_) => true,

@@ -213,7 +213,9 @@ impl Program {
                             return Ok(Place::new(link, Kept::Pinned(pin)));
                         }
                         // The interface that had this index is gone.
-                        Err(error) => debug!(name, %error, "an earlier agent's link is of no use"),
+                        Err(error) => {
+                            debug!(name, %error, "cannot use the link of an earlier agent")
+                        }
                     }
                 }
                 // Behind the other programs: this program does not see packets that they drop or
@@ -311,14 +313,13 @@ impl Program {
         if self.kind.is_some() {
             return;
         }
-        info!(%kind, "the kernel attaches TC programs this way");
+        info!(%kind, "hook of the TC programs");
         if kind == AttachKind::Clsact {
             // Open vSwitch 3.1 and 3.5: `adding policing qdisc failed: File exists`.
             warn!(
-                "on this kernel the programs and Open vSwitch's ingress policing exclude each \
-                 other: an interface that they are on cannot be given a limit \
-                 (ingress_policing_rate, ovn-kubernetes' bandwidth annotation), and one that has \
-                 a limit is refused; Linux 6.6 with TCX has no such conflict"
+                "on this kernel, an interface has either the TC programs or Open vSwitch's ingress policing \
+                 (ingress_policing_rate, ovn-kubernetes' bandwidth annotation); Linux 6.6 with TCX has no such \
+                 conflict"
             );
         }
         self.kind = Some(kind);
@@ -515,7 +516,7 @@ fn prepare_clsact(name: &str, ifindex: u32) -> Result<(), AttachError> {
         match tc::qdisc_detach_program(name, hook, program) {
             Ok(()) => info!(
                 interface = name,
-                program, "removed the filter that an earlier agent left"
+                program, "removed the filter of an earlier agent"
             ),
             Err(error) => debug!(
                 interface = name, program, %error,

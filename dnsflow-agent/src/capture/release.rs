@@ -79,10 +79,10 @@ pub enum ReleaseError {
     #[error("the frame has a VLAN tag")]
     Tagged,
     /// The frame is to be cut in segments, but is not TCP.
-    #[error("the frame is to be segmented, but is no TCP segment")]
+    #[error("the frame needs segmentation, but is no TCP segment")]
     NotSegmentable,
     /// Anything else.
-    #[error("the kernel does not take the frame")]
+    #[error("the kernel refused the frame")]
     Io(#[source] io::Error),
 }
 

@@ -31,10 +31,7 @@ pub struct Resolvers {
 #[derive(Debug, thiserror::Error)]
 pub enum ResolverError {
     /// The programs do not look at its port.
-    #[error(
-        "the resolver {resolver} is not trusted: answers from its port are not looked at (name \
-         the port as one of DNS)"
-    )]
+    #[error("the resolver {resolver} is not trusted: --dns-port does not have its port")]
     Port {
         /// The resolver.
         resolver: SocketAddr,
@@ -46,7 +43,7 @@ pub enum ResolverError {
         resolver: SocketAddr,
     },
     /// The kernel refuses.
-    #[error("cannot change whether the resolver {resolver} is trusted")]
+    #[error("cannot change the trust in the resolver {resolver}")]
     Map {
         /// The resolver.
         resolver: SocketAddr,

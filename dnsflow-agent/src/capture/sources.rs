@@ -36,8 +36,7 @@ impl Sources {
         if left_out > 0 {
             warn!(
                 ifindex,
-                left_out,
-                "a pod has too many addresses: DNS queries from the further ones do not count"
+                left_out, "a pod has too many addresses: DNS queries from the others are ignored"
             );
         }
         let mac = mac(sources);
@@ -56,7 +55,7 @@ impl Sources {
                 }
                 Err(error) => warn!(
                     ifindex, %ip, %error,
-                    "DNS queries from a former address of the pod still count"
+                    "cannot remove a former address of a pod: DNS queries from it still count"
                 ),
             }
         }
@@ -70,7 +69,7 @@ impl Sources {
                 }
                 Err(error) => warn!(
                     ifindex, %ip, %error,
-                    "DNS queries from this address of a pod do not count: none of their names is opened"
+                    "cannot add an address of a pod: DNS queries from it are ignored"
                 ),
             }
         }

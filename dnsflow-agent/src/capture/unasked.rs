@@ -43,7 +43,7 @@ impl Unasked {
         if let Err(error) = self.0.insert(ifindex, until.as_nanos(), 0) {
             warn!(
                 ifindex, %error,
-                "answers to queries from before the attachment of the programs will not count"
+                "answers to queries from before the attachment are ignored"
             );
         }
     }

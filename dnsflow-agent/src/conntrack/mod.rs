@@ -118,9 +118,9 @@ enum ConntrackError {
          the host's network namespace, and the kernel nf_conntrack_netlink"
     )]
     Kernel(#[source] io::Error),
-    #[error("ovs-vswitchd does not tell its connections")]
+    #[error("ovs-vswitchd does not list its connections")]
     Vswitchd(#[source] VswitchdError),
-    #[error("the switch does not take the mark off")]
+    #[error("the switch did not remove the mark")]
     Switch(#[source] UnblockError),
     #[error("the switch took longer than {} s", PATIENCE.as_secs())]
     Slow,
@@ -219,8 +219,8 @@ impl Conntrack {
                 if self.causes.is_news(error.clone()) {
                     warn!(
                         error,
-                        "connections that OVN blocked while a flow was missing stay blocked until \
-                         their pod sends a packet"
+                        "cannot unblock connections after a gap in the flows: they stay blocked until their pods \
+                         send a packet"
                     );
                 }
                 None
@@ -248,14 +248,14 @@ impl Conntrack {
             warn!(
                 left_out,
                 max = FOUND_MAX,
-                "more connections are blocked than one look takes; another look may come to them"
+                "too many blocked connections for one search; the next search may find the others"
             );
         }
         let found = bridge.at_ports(connections);
         if found.is_empty() {
             debug!("no connection is blocked");
         } else {
-            info!(blocked = found.len(), "looked for blocked connections");
+            info!(blocked = found.len(), "searched for blocked connections");
         }
         Ok(found)
     }

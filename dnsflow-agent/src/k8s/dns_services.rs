@@ -88,7 +88,7 @@ pub async fn watch_dns_services(
         if count > RESOLVERS_MAX {
             tracing::warn!(
                 count,
-                "more than {RESOLVERS_MAX} resolvers: the others are left out; narrow --dns-service"
+                "more than {RESOLVERS_MAX} DNS servers: the others are not trusted; narrow --dns-service"
             );
         }
         told = Some(all.clone());

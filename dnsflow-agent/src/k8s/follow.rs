@@ -173,7 +173,7 @@ async fn session<F: Follower>(
                         let kind = code.map_or(Kind::NoAnswer, Kind::Answer);
                         trouble.tell(kind, &cause, Instant::now());
                     }
-                    None => tracing::debug!(url, "the watch is too old; listing anew"),
+                    None => tracing::debug!(url, "the watch has expired; listing again"),
                 }
                 match (code, &error) {
                     // kube lists anew for the event 410, but for the answer 410 it would ask for

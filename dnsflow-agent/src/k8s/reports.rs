@@ -62,7 +62,7 @@ impl Reports {
     /// Logs the new ones among the object's `reasons`. `is_in_force`: the rest of it, or an earlier reading of it, counts.
     pub(crate) fn tell(&mut self, object: &str, is_in_force: bool, reasons: Vec<String>) {
         for reason in self.news(object, is_in_force, reasons) {
-            tracing::warn!(object, reason, "EgressFirewalls: not usable as written");
+            tracing::warn!(object, reason, "cannot use an EgressFirewall as written");
         }
     }
 
@@ -80,7 +80,7 @@ impl Reports {
         let mut logged = self.logged.lock();
         if reasons.is_empty() {
             if logged.remove(object).is_some() {
-                tracing::info!(object, "EgressFirewalls: in order again");
+                tracing::info!(object, "can use the EgressFirewall again");
             }
             return Vec::new();
         }

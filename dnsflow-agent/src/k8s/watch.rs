@@ -131,7 +131,7 @@ impl Known {
             Reading::Unreadable(id) => {
                 let kept = self.firewalls.get(&id).cloned();
                 if kept.is_some() {
-                    reasons.push("what was last read of it stays in force".into());
+                    reasons.push("the last valid version stays in force".into());
                 }
                 kept.map(|firewall| (id, firewall))
             }

@@ -206,7 +206,7 @@ impl Connection {
                 self.flush();
             }
             Ok(Err(error)) => self.fail(&error.to_string()),
-            Err(_) => self.fail("nobody accepts the connection"),
+            Err(_) => self.fail("no program accepts the connection"),
         }
     }
 

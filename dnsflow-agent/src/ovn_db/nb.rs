@@ -58,14 +58,14 @@ const TABLES: &[Table] = &[
             Column::pairs("external_ids", &[NETWORK, ROLE]),
         ],
         purpose: "the networks of pods",
-        remedy: "remove networks, or what else has made so many logical switches",
+        remedy: "reduce the number of networks, or of other logical switches",
         deferred: false,
     },
     Table {
         name: LOGICAL_ROUTER_PORT,
         columns: &[Column::scalar("name"), Column::set("networks")],
         purpose: "the addresses of nodes",
-        remedy: "remove networks, or what else has made so many logical router ports",
+        remedy: "reduce the number of networks, or of other logical router ports",
         deferred: false,
     },
     Table {

@@ -29,7 +29,7 @@ const TABLES: &[Table] = &[
         name: DATAPATH_BINDING,
         columns: &[Column::scalar("tunnel_key")],
         purpose: "the logical switches of pods",
-        remedy: "remove networks, or what else has made so many logical switches",
+        remedy: "reduce the number of networks, or of other logical switches",
         deferred: false,
     },
     Table {
@@ -41,13 +41,13 @@ const TABLES: &[Table] = &[
             Column::pairs("external_ids", &["namespace"]),
         ],
         purpose: "the ports of pods",
-        remedy: "remove pods, or what else has made so many logical ports",
+        remedy: "reduce the number of pods, or of other logical ports",
         deferred: false,
     },
     Table {
         name: PORT_GROUP,
         columns: &[Column::scalar("name"), Column::set("ports")],
-        purpose: "which pods an EgressFirewall holds for",
+        purpose: "the pods of an EgressFirewall",
         remedy: "reduce the number of namespaces with an EgressFirewall, or of other port groups",
         deferred: false,
     },
@@ -55,7 +55,7 @@ const TABLES: &[Table] = &[
         name: ENCAP,
         columns: &[Column::scalar("ip")],
         purpose: "the addresses of nodes",
-        remedy: "remove what has made so many chassis",
+        remedy: "reduce the number of chassis",
         deferred: false,
     },
     Table {
@@ -68,7 +68,7 @@ const TABLES: &[Table] = &[
             Column::scalar("actions"),
             Column::pairs("external_ids", &["stage-hint"]),
         ],
-        purpose: "what OVN makes of the rules",
+        purpose: "the logical flows of the rules",
         remedy: "reduce the number of rules in the longest EgressFirewalls",
         // With the monitor request, 300,000 rows cost the server 300 to 760 ms, whatever the
         // condition; with a change of the condition, 100 ms.

@@ -20,10 +20,10 @@ const RESTARTS: usize = 4;
 /// More, if a comparison came into the midst of each of the first ones.
 const RESTARTS_MAX: usize = 12;
 /// What the agent says when it has restored flows, and when a comparison with the switch has found some missing.
-const RESTORED: &str = "missing flows were restored";
-const COMPARED: &str = "the switch was brought in line";
-/// What the agent says when it has looked for blocked connections.
-const LOOKED: &str = "looked for blocked connections";
+const RESTORED: &str = "restored missing flows";
+const COMPARED: &str = "corrected the flows of the switch";
+/// What the agent says when it has searched for blocked connections.
+const LOOKED: &str = "searched for blocked connections";
 
 fn firewall(lab: &Lab) {
     let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
@@ -55,7 +55,7 @@ fn gap(lab: &Lab, agent: &Agent, make_gap: impl FnOnce()) {
     agent.thaw().expect("it goes on");
 }
 
-/// Waits until the agent has looked for blocked connections so many times more.
+/// Waits until the agent has searched for blocked connections so many times more.
 fn wait_looks(agent: &Agent, count: usize) {
     let looks = || -> anyhow::Result<usize> {
         let events = agent.events()?.into_iter();

@@ -474,7 +474,7 @@ fn logged_rules_log_what_only_dnsflow_knows() {
     let events = agent.events().expect("a log");
     let refused: Vec<_> = events
         .iter()
-        .filter(|event| event["fields"]["message"] == "flows refused")
+        .filter(|event| event["fields"]["message"] == "the switch refused flows")
         .collect();
     assert!(refused.is_empty(), "{refused:#?}");
 }

@@ -74,7 +74,7 @@ pub struct Plugin {
     #[arg(long, global = true, value_name = "CONTEXT")]
     pub(super) context: Option<String>,
 
-    /// The time that one node may take for its answer
+    /// The time limit for the answer of one node
     #[arg(long, global = true, value_name = "TIME", default_value = "60s", value_parser = options::time)]
     pub(super) timeout: Duration,
 }

@@ -34,7 +34,7 @@ pub enum FlowsCommand {
 /// Where a running agent answers.
 #[derive(Args, Clone, Debug, Eq, PartialEq)]
 pub struct ControlSocket {
-    /// The agent's control socket, where it answers `dnsflow status` and the like to root alone
+    /// The agent's control socket, for the commands that ask the agent; only root may connect
     #[arg(
         id = "control_socket",
         long = "control-socket",
@@ -48,7 +48,7 @@ pub struct ControlSocket {
 /// How to print an answer.
 #[derive(Args, Clone, Debug, Eq, PartialEq)]
 pub struct OutputOptions {
-    /// How to print the answer
+    /// The format of the answer
     #[arg(
         id = "output",
         short = 'o',
@@ -130,11 +130,11 @@ fn target(text: &str) -> Result<String, TargetError> {
 /// The options of `dnsflow learn`.
 #[derive(Args, Clone, Debug, Eq, PartialEq)]
 pub struct LearnOptions {
-    /// The namespace, of whose pods on this node the names are
+    /// The namespace of the pods, on this node
     #[arg(short, long)]
     pub namespace: String,
 
-    /// For how long, 1h at most; ^C ends it earlier
+    /// The time to record, 1h at most; ^C ends it earlier
     #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = learn_time)]
     pub time: Duration,
 
@@ -142,7 +142,7 @@ pub struct LearnOptions {
     #[arg(long, value_name = "SUFFIX", value_delimiter = ',')]
     pub wildcard: Vec<DomainName>,
 
-    /// What to print
+    /// The format of the result
     #[arg(short, long, value_name = "FORMAT", default_value = "manifest")]
     pub output: LearnFormat,
 
@@ -202,7 +202,7 @@ pub struct UnusedOptions {
 /// The options of `dnsflow report`.
 #[derive(Args, Clone, Debug, Eq, PartialEq)]
 pub struct ReportOptions {
-    /// Write one HTML page, which needs no other file; the file must not be there yet; - is standard output
+    /// Write one self-contained HTML page to this new file; - is standard output
     #[arg(
         long,
         value_name = "FILE|-",
@@ -211,7 +211,7 @@ pub struct ReportOptions {
     )]
     pub html: Option<PathBuf>,
 
-    /// Print what the page is made of
+    /// Print the data of the page
     #[arg(id = "format", short = 'o', long = "output", value_name = "FORMAT")]
     pub format: Option<ReportFormat>,
 
@@ -254,7 +254,7 @@ pub struct ReplayOptions {
     #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = parse_network)]
     pub cluster_networks: Vec<IpNet>,
 
-    /// Whether a dnsName without a wildcard also matches its sub-domains
+    /// A dnsName without a wildcard also matches its sub-domains
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     pub subdomains: bool,
 

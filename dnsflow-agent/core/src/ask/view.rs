@@ -569,7 +569,7 @@ fn pod_of(row: &Interface) -> (&str, &str) {
 /// Why DNS answers at a port are ignored.
 pub fn not_trusted_text(reason: &NotTrusted) -> &'static str {
     match reason {
-        NotTrusted::SecondaryNetwork(_) => "on a network that is not the pod's primary one",
+        NotTrusted::SecondaryNetwork(_) => "on a secondary network",
         NotTrusted::NoAddresses => "no port security: OVN lets the pod send from any address",
     }
 }

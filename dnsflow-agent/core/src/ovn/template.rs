@@ -88,7 +88,7 @@ pub enum AclTemplateError {
     Test(String),
     /// The actions can neither be built nor copied.
     #[error(
-        "its actions hold `{0}`, which can only be copied from a flow of OVN's with the same actions, and there is none yet"
+        "its actions hold `{0}`: dnsflow copies such actions from a flow of OVN's, and there is none yet"
     )]
     NoCopy(String),
 }

@@ -389,13 +389,15 @@ pub enum Problem {
     /// Packets of established connections are dropped, but the connections are not marked as
     /// blocked.
     #[error(
-        "what pods send to addresses of dnsName `{}` is dropped, but connections that were established before are not marked as blocked, so that replies still pass, until OVN itself denies with the same actions on this node",
+        "packets to addresses of dnsName `{}` are dropped, but established connections are not marked as blocked: \
+         replies still pass until OVN itself denies with the same actions on this node",
         .0.written()
     )]
     NotMarked(DnsName),
     /// The rule denies by name.
     #[error(
-        "denying by name closes only addresses that a pod was told: one that it knows from elsewhere, or remembers for longer than an hour, stays reachable; deny by cidrSelector (dnsName `{}`)",
+        "a Deny by name closes only the addresses in the pod's DNS answers: an address from elsewhere, or one older \
+         than an hour, stays reachable; deny by cidrSelector (dnsName `{}`)",
         .0.written()
     )]
     DeniesByName(DnsName),
@@ -454,10 +456,10 @@ impl fmt::Display for NotTakenOver {
                 ". A wildcard needs --enable-dns-name-resolver: turn it on, or write names in place of dnsName `{}`",
                 name.written()
             )?,
-            (None, Some(_)) => f.write_str(". Mend what its status names")?,
-            (None, None) => f.write_str(
-                ". The log of ovnkube-controller on this node says why; mend the EgressFirewall or that",
-            )?,
+            (None, Some(_)) => f.write_str(". Correct the EgressFirewall by its status")?,
+            (None, None) => {
+                f.write_str(". The log of ovnkube-controller on this node has the reason")?
+            }
         }
         match &self.refusal {
             Some(refusal) => write!(f, ". status.messages: {refusal}"),

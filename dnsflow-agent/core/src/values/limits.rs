@@ -14,63 +14,60 @@ pub enum Limit {
     #[error("not every address of a name is open: --max-addresses-per-name")]
     AddressesOfName(DomainName),
     /// Addresses of the pod.
-    #[error("not every address that a pod was told is open: --max-addresses-per-pod")]
+    #[error("not every address of a pod is open: --max-addresses-per-pod")]
     AddressesOfPod,
     /// The same, and a rule denies all that there are: none of them makes room.
     #[error(
-        "rules deny all addresses that are kept for a pod, and a new one is neither opened nor \
-         closed: deny by cidrSelector, or raise --max-addresses-per-pod"
+        "rules deny all kept addresses of a pod, and a new one is neither opened nor closed: deny by cidrSelector, \
+         or raise --max-addresses-per-pod"
     )]
     DeniedAddresses,
     /// Names of this address.
     #[error(
-        "an address has more names than are kept, and a new one counts for nothing: allow or \
-         deny it by cidrSelector"
+        "an address has too many names, and a new one is ignored: allow or deny the address by cidrSelector"
     )]
     NamesOfAddress(IpAddr),
     /// Names of all addresses of the pod.
     #[error(
-        "a pod was told more names than are kept, and not every address is open: \
-         --max-addresses-per-pod, of which there are twice as many names"
+        "the addresses of a pod have too many names, and not every address is open: raise \
+         --max-addresses-per-pod (names: twice as many)"
     )]
     NamesOfPod,
     /// Names of all addresses of all pods on the node.
     #[error(
-        "the pods of this node were told more names than are kept, and not every address of \
-         the pod that was told most is open: lower --max-addresses-per-pod, or allow a \
-         cidrSelector"
+        "the pods of this node have too many names, and not every address of the pod with the most names is open: \
+         lower --max-addresses-per-pod, or allow a cidrSelector"
     )]
     NamesOfNode,
     /// Those of them that rules deny.
     #[error(
-        "the pods of this node were told more names that rules deny than are kept, and not every \
-         address of them is closed: deny by cidrSelector"
+        "the pods of this node have too many denied names, and not every address of these is closed: deny by \
+         cidrSelector"
     )]
     DeniedNamesOfNode,
     /// Flows of one address.
     #[error(
-        "the rules of an address come to more flows than it may have; a rule whose flows do not fit \
-         opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
+        "the rules of an address need too many flows; a rule without room opens nothing, and closes every port of \
+         the address if it denies: list fewer ports, or none"
     )]
     FlowsOfAddress,
     /// Flows of all addresses of the pod, beyond which an address gets few.
     #[error(
-        "the addresses of a pod have so many flows that one gets eight at most, or keeps its own; a rule whose \
-         flows do not fit opens nothing more, and closes every port of the address if it denies: list fewer \
-         ports, or none"
+        "the addresses of a pod have too many flows; an address gets eight at most, or keeps its own; a rule without \
+         room opens nothing more, and closes every port of the address if it denies: list fewer ports, or none"
     )]
     FlowsOfPod,
     /// Flows of all addresses of all pods on the node, beyond which an address of a pod with many gets two.
     #[error(
-        "the addresses of all pods of this node have so many flows that one of a pod with more than its share \
-         gets two at most, or keeps its own; a rule whose flows do not fit opens nothing more, and closes every \
-         port of the address if it denies: list fewer ports, or none"
+        "the addresses of this node's pods have too many flows; an address of a pod beyond its share gets two at \
+         most, or keeps its own; a rule without room opens nothing more, and closes every port of the address if it \
+         denies: list fewer ports, or none"
     )]
     FlowsOfNode,
     /// Flows that answers to the pod change in a second.
     #[error(
-        "a pod is told so many new addresses that some are not opened now: allow a \
-         cidrSelector, or raise --max-flow-changes"
+        "a pod gets too many new addresses, and some are not opened now: allow a cidrSelector, or raise \
+         --max-flow-changes"
     )]
     FlowChanges,
 }

@@ -48,7 +48,7 @@ impl Kernel {
             .map(|Resolver { address, port }| (address, port))
             .collect();
         for error in self.resolvers.set(&resolvers) {
-            warn!(%error, "a DNS server is not trusted");
+            warn!(%error, "cannot update the trusted DNS servers");
         }
     }
 }
@@ -120,7 +120,7 @@ impl Frames {
             });
         }
         if frames > 0 {
-            info!(frames, "taken over frames captured while no agent ran");
+            info!(frames, "took over the frames captured without an agent");
         }
     }
 
@@ -178,14 +178,14 @@ impl Marks {
                 }
                 MarkChange::Remove { ifindex, address } => {
                     if let Err(error) = self.entries.remove(ifindex, address) {
-                        warn!(ifindex, %address, %error, "packets to an address stay marked until its end");
+                        warn!(ifindex, %address, %error, "cannot remove a mark: the address stays open until its end");
                     }
                 }
             }
         }
         if let Some(error) = first {
             let addresses = refused.len();
-            warn!(addresses, %error, "the kernel takes no more marks: addresses get flows");
+            warn!(addresses, %error, "the kernel refused marks: opening these addresses by flows");
             engine.handle(Input::MarksRefused(refused), now());
         }
     }
@@ -284,7 +284,7 @@ impl Opening {
                 None => self.classes.remove(key, now()),
             };
             if let Err(error) = changed {
-                warn!(ifindex, base = %class.base, %error, "the kernel does not take over which names to open");
+                warn!(ifindex, base = %class.base, %error, "the kernel refused a class of names to open");
             }
         }
     }
@@ -299,9 +299,9 @@ impl Opening {
             // That was said, and no class is there.
             return;
         }
-        warn!(%error, "the kernel opens nothing by itself: it does not take the networks to leave out");
+        warn!(%error, "the kernel refused the list of networks: it opens no addresses");
         for error in self.classes.clear(now()) {
-            warn!(%error, "the kernel goes on to open names by itself");
+            warn!(%error, "cannot stop the kernel from opening addresses");
         }
     }
 }
@@ -337,7 +337,7 @@ impl Releasing {
                 ifindex,
                 port,
                 %error,
-                "an answer that was held is lost; further ones of the same minute are only counted \
+                "a held answer is lost; further losses of the same minute are only counted \
                  (dnsflow_held_answers_lost_total)"
             );
         }

@@ -68,7 +68,7 @@ impl Peers {
         let Err(error) = self.conntrack.try_send(request) else {
             return;
         };
-        warn!(%error, "blocked connections are not looked for, or not unblocked");
+        warn!(%error, "cannot find or unblock blocked connections");
         let input = match error.into_inner() {
             conntrack::Request::Find => Input::Blocked {
                 connections: Vec::new(),

@@ -67,12 +67,12 @@ impl Pulse {
         }
         self.at = now + BEAT_INTERVAL;
         if let Err(error) = self.heartbeat.capture_until(now + self.keep) {
-            warn!(%error, "answers will not be captured");
+            warn!(%error, "cannot extend the capture of DNS answers");
         }
         if let Some(estimate) = &self.estimate {
             engine.handle(Input::Revalidation(estimate.time()), now);
             if let Err(error) = self.heartbeat.beat(now) {
-                warn!(%error, "answers are not held");
+                warn!(%error, "cannot extend the holding of DNS answers");
             }
         }
     }
@@ -80,7 +80,7 @@ impl Pulse {
     /// No further answer is held.
     pub(super) fn stop(&mut self) {
         if let Err(error) = self.heartbeat.stop() {
-            warn!(%error, "answers may be held for another moment, and be lost");
+            warn!(%error, "cannot stop the holding of DNS answers: some may be lost");
         }
     }
 }
@@ -226,7 +226,7 @@ impl Accounts {
         let left_out = match self.shares.left_out() {
             Ok(left_out) => left_out,
             Err(error) => {
-                warn!(%error, "cannot read the pods' shares of the ring buffer");
+                warn!(%error, "cannot read the shares of the pods");
                 return;
             }
         };
@@ -237,16 +237,15 @@ impl Accounts {
                 warn!(
                     port,
                     packets,
-                    "a pod hands over more DNS than its share: what is beyond opens nothing for it; \
-                     other pods lose nothing"
+                    "a pod exceeds its share of DNS packets: the excess opens nothing; other pods are not affected"
                 );
             }
             if before.attempts == 0 && *attempts > 0 {
                 info!(
                     port,
                     attempts,
-                    "a pod tries to connect to more places than its share: not each connection that \
-                     is denied is told of; other pods lose nothing"
+                    "a pod exceeds its share of connection attempts: some denied connections are not reported; other \
+                     pods are not affected"
                 );
             }
         }

@@ -46,12 +46,12 @@ const CASES: &[(&str, Wrong, &str)] = &[
         "state directory full",
         // Its root takes the only inode.
         Wrong::Mounted("nr_inodes=1,mode=700"),
-        "the snapshot is not written",
+        "cannot write the snapshot",
     ),
     (
         "state directory read-only",
         Wrong::Mounted("ro,mode=700"),
-        "the snapshot is not written",
+        "cannot write the snapshot",
     ),
     (
         "snapshot of an older version",

@@ -339,7 +339,8 @@ fn a_template_that_is_not_understood_is_reported_and_harms_no_other() {
     assert_eq!(rule.templates[0].actions(42, &CachedActions::new()), None);
     assert_eq!(
         paired.problems[&0].to_string(),
-        "a logical flow of dnsName `example.com` is not understood: its actions hold `frobnicate()`, which can only be copied from a flow of OVN's with the same actions, and there is none yet"
+        "a logical flow of dnsName `example.com` is not understood: its actions hold `frobnicate()`: dnsflow copies \
+         such actions from a flow of OVN's, and there is none yet"
     );
 }
 
