@@ -1,5 +1,7 @@
 //! `dnsflow cleanup`: takes every flow of ours out of the switch, when dnsflow leaves a node.
 
+pub mod nodes;
+
 use std::{
     io::Write,
     path::{Path, PathBuf},
@@ -53,8 +55,8 @@ pub struct Removed {
 pub fn run(socket: PathBuf, dirs: &Dirs<'_>) -> anyhow::Result<Removed> {
     let _claim = Claim::make().map_err(|error| match error {
         OneAgentError::Another(met) => anyhow!(
-            "an agent runs on this node: {met}. It would bring back the flows that are removed. End that agent first; to \
-             end all of them, apply your own cleanup directory (docs/install.md, Uninstalling)"
+            "an agent runs on this node: {met}. It would bring back the flows that are removed. End that agent first; \
+             `kubectl dnsflow uninstall` ends all of them (docs/install.md, Uninstalling)"
         ),
         OneAgentError::Io(error) => anyhow::Error::new(error)
             .context("cannot find out whether an agent runs on this node"),

@@ -87,7 +87,7 @@ fn run(output: &mut Stdout) -> anyhow::Result<Exit> {
             }
             clap_mangen::Man::new(page).render(output)?;
         }
-        Command::Wait => wait::run().context("cannot wait")?,
+        Command::Wait => wait::run(None).context("cannot wait")?,
         Command::Crd => output.write_all(DEFINITION.as_bytes())?,
         Command::Cleanup(options) => {
             let CleanupOptions {
@@ -95,6 +95,8 @@ fn run(output: &mut Stdout) -> anyhow::Result<Exit> {
                 state_dir,
                 pin_dir,
                 dry_run,
+                stay,
+                listen,
             } = options;
             let dirs = cleanup::Dirs {
                 state: state_dir.as_deref(),
@@ -114,6 +116,13 @@ fn run(output: &mut Stdout) -> anyhow::Result<Exit> {
                     )?;
                 }
             }
+            if stay {
+                output.flush()?;
+                wait::run(listen).context("the node is clean, but cannot wait")?;
+            }
+        }
+        Command::CleanupNodes(options) => {
+            return cleanup::nodes::run(&options, output).context("nodes may not be clean");
         }
     }
     output.flush()?;

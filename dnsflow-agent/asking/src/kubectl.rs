@@ -1,4 +1,4 @@
-//! `kubectl dnsflow …`: the subcommands that ask an agent, over all nodes.
+//! `kubectl dnsflow …`: the subcommands that ask an agent, over all nodes, and those that concern the cluster.
 //!
 //! kubectl runs a program named `kubectl-dnsflow` for that, which is this one, and `kubectl_complete-dnsflow` for a
 //! shell. It asks by `kubectl exec` in
@@ -11,6 +11,9 @@ mod command_line;
 mod completion;
 mod follow;
 mod merge;
+mod objects;
+mod preflight;
+mod uninstall;
 
 use std::{env, ffi::OsString, io, path::Path};
 
@@ -29,7 +32,7 @@ use crate::{
     output::UNWRITTEN,
 };
 use agents::Kubectl;
-use command_line::Given;
+use command_line::{Given, OfCluster};
 pub use command_line::{Plugin, command};
 use merge::Question;
 
@@ -89,6 +92,16 @@ pub fn run(called: Called, output: &mut impl io::Write) -> anyhow::Result<Exit> 
     };
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the runtime")?;
+    match given.of_cluster() {
+        Some(OfCluster::Preflight(options)) => {
+            return runtime.block_on(preflight::run(&kubectl, &options, output));
+        }
+        Some(OfCluster::Uninstall(options)) => {
+            let uninstall = uninstall::run(&kubectl, &agents_selector, &options, output);
+            return runtime.block_on(uninstall);
+        }
+        None => {}
+    }
     runtime.block_on(async {
         let of_context = match given.lacks_namespace() {
             true => Some(kubectl.namespace_of_context().await?),

@@ -25,6 +25,7 @@ pub mod output;
 pub mod page;
 pub mod print;
 pub mod report;
+pub mod rollout;
 pub mod trial;
 pub mod unused;
 

@@ -71,8 +71,11 @@ pub enum Command {
     LogLevel(LogLevelOptions),
     /// Write an archive for a bug report: status, cache, events, metrics, log, options
     Bundle(Box<BundleOptions>),
-    /// Remove all of dnsflow's flows from the switch; refused while the agent runs
+    /// Remove dnsflow's flows, programs and files from this node; refused while the agent runs
     Cleanup(CleanupOptions),
+    /// Have each node clean up in its agent's place, and wait, as the Helm chart's hook before an uninstallation
+    #[command(hide = true)]
+    CleanupNodes(CleanupNodesOptions),
     /// Check whether the agent can work on this node, with the remedy for each failure
     Check(Box<CheckOptions>),
     /// Print the completions of a shell
@@ -126,6 +129,30 @@ pub struct CleanupOptions {
     /// Show what would be removed; the agent may be running
     #[arg(long)]
     pub dry_run: bool,
+
+    /// Then wait for SIGTERM, and answer the kubelet at --listen, as the agent of a DaemonSet does
+    #[arg(long, conflicts_with = "dry_run")]
+    pub stay: bool,
+
+    /// With --stay, answer every HTTP request with 200 here [default: nowhere]
+    #[arg(long, value_name = "ADDRESS", env = "DNSFLOW_LISTEN")]
+    pub listen: Option<SocketAddr>,
+}
+
+/// The options of `dnsflow cleanup-nodes`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct CleanupNodesOptions {
+    /// The namespace of the agents
+    #[arg(short, long, default_value = "dnsflow")]
+    pub namespace: String,
+
+    /// Reach the Kubernetes API by this file [default: $KUBECONFIG, ~/.kube/config or in-cluster]
+    #[arg(long, value_name = "FILE", env = "DNSFLOW_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// The time without another clean node after which to give up
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = time)]
+    pub timeout: Duration,
 }
 
 /// The options of `dnsflow agent`.

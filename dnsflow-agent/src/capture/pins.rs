@@ -320,11 +320,11 @@ pub(super) fn shared(dir: &Path, map: Shared) -> Option<PathBuf> {
     can_be_shared.then_some(path)
 }
 
-/// Removes everything that is pinned in this directory.
+/// Removes everything that is pinned in this directory, and the directory, unless a file system is mounted there.
 ///
 /// # Errors
 ///
-/// If a file is left.
+/// If a file or a directory is left.
 pub fn remove_all(dir: &Path) -> io::Result<()> {
     for part in [dir.join(LINKS), dir.to_owned()] {
         let found = match files(&part) {
@@ -333,6 +333,11 @@ pub fn remove_all(dir: &Path) -> io::Result<()> {
         };
         for path in found {
             fs::remove_file(path)?;
+        }
+        match fs::remove_dir(&part) {
+            // A container has its directories of the node by mounts.
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+            removed => removed?,
         }
     }
     Ok(())

@@ -79,6 +79,7 @@ const ASKING: Floors = &[
     "manifests",
     "dns_service",
     "event",
+    "rollout",
     "options",
     "client",
     "history",

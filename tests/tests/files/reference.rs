@@ -37,10 +37,23 @@ pub(crate) fn text() -> String {
     let plugin = Plugin::command().name("dnsflow");
     section(&plugin, "kubectl", &of_agent, &common, &mut text);
     let plugin = kubectl::command();
+    // Those of no agent.
+    let mut of_cluster = String::new();
+    for command in shown(&plugin) {
+        if cli.find_subcommand(command.get_name()).is_none() {
+            section(
+                command,
+                "kubectl dnsflow",
+                &of_agent,
+                &common,
+                &mut of_cluster,
+            );
+        }
+    }
     let commands = shown(&plugin).map(|command| format!("`{}`", command.get_name()));
     let commands = commands.collect::<Vec<_>>().join(", ");
     let _ = writeln!(text, "\nIts commands: {commands}.");
-    text
+    text + &of_cluster
 }
 
 fn table(rows: &[String]) -> String {

@@ -22,6 +22,7 @@ use dnsflow_tests::{
     liar::Behaviour,
     process::{PATIENT, run, wait_until},
 };
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Longer than the second after which a lost SYN is sent again.
@@ -137,6 +138,19 @@ fn what_a_cleanup_would_remove_is_what_it_removes() {
     assert_eq!(cleanup(&[]), format!("{} flows removed\n", shown.len()));
     assert!(dump().is_empty());
     assert_eq!(cleanup(&["--dry-run"]), "0 flows would be removed\n");
+
+    // As the pod of a DaemonSet, it is ready when the node is clean.
+    let mut stays = command();
+    stays.args(["--stay", "--listen=127.0.0.1:9473"]);
+    let mut stays = stays.stdout(Stdio::null()).spawn().expect("it starts");
+    wait_until("the cleanup to be ready", PATIENT, || {
+        let mut curl = lab.node_command("curl")?;
+        curl.args(["--silent", "--fail", "http://127.0.0.1:9473/readyz"]);
+        Ok(curl.status()?.success())
+    })
+    .expect("it is ready");
+    kill_process(Pid::from_child(&stays), Signal::TERM).expect("it runs");
+    assert_eq!(stays.wait().expect("a status").code(), Some(0));
 }
 
 #[test]

@@ -26,6 +26,7 @@ use crate::{
     Status,
     exit::Exit,
     output::{FORMAT_VERSION, FORMAT_VERSION_KEY},
+    rollout::CONTAINER,
 };
 
 /// Agents that are asked at the same time.
@@ -38,8 +39,6 @@ const LINE_MAX: u64 = 1024 * 1024;
 const ERRORS_MAX: u64 = 16 * 1024;
 /// Lines of agents that wait to be printed. An agent waits while there are more.
 const LINES_MAX: usize = 256;
-/// The container of the agent, as in `deploy/base/daemonset.yaml`.
-const CONTAINER: &str = "agent";
 
 /// An agent's pod.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -88,10 +87,10 @@ struct Context {
     namespace: Option<String>,
 }
 
-/// The pods that kubectl prints, as `kind: List`.
+/// The objects that kubectl prints, as `kind: List`.
 #[derive(Deserialize)]
-struct Pods {
-    items: Vec<Pod>,
+pub(super) struct List<T> {
+    pub(super) items: Vec<T>,
 }
 
 /// What an agent has said.
@@ -188,11 +187,8 @@ pub(super) struct Kubectl {
 impl Kubectl {
     /// The agents, by node.
     pub(super) async fn agents(&self, selector: &str) -> Result<Vec<Agent>, KubectlError> {
-        let of = ["--namespace", &self.namespace, "--selector", selector];
-        let arguments = [&["get", "pods"], &of[..], &["--output", "json"]].concat();
-        let Pods { items } = self.get(&arguments).await?;
-        let mut agents: Vec<Agent> = items
-            .into_iter()
+        let pods = self.pods(selector).await?.into_iter();
+        let mut agents: Vec<Agent> = pods
             .map(|pod| {
                 let name = pod.metadata.name.unwrap_or_default();
                 let phase = pod.status.and_then(|status| status.phase);
@@ -208,6 +204,14 @@ impl Kubectl {
             .collect();
         agents.sort_by(|one, other| (&one.node, &one.pod).cmp(&(&other.node, &other.pod)));
         Ok(agents)
+    }
+
+    /// The pods with these labels in the namespace of the agents.
+    pub(super) async fn pods(&self, selector: &str) -> Result<Vec<Pod>, KubectlError> {
+        let of = ["--namespace", &self.namespace, "--selector", selector];
+        let arguments = [&["get", "pods"], &of[..], &["--output", "json"]].concat();
+        let List { items } = self.get(&arguments).await?;
+        Ok(items)
     }
 
     /// The namespace of the context, as kubectl takes it.
@@ -277,6 +281,25 @@ impl Kubectl {
                 said => said,
             }),
         })
+    }
+
+    /// What kubectl prints for each agent, by the arguments that it has for it. The texts are in the order of the
+    /// agents.
+    pub(super) async fn texts(
+        &self,
+        agents: Vec<Agent>,
+        of: impl Fn(&Agent) -> Result<Vec<String>, String>,
+    ) -> Vec<(String, Result<String, String>)> {
+        let texts = stream::iter(agents).map(async |agent| {
+            let text = async {
+                let arguments = of(&agent)?;
+                let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+                let printed = self.printed(&arguments, None).await;
+                printed.map_err(|error| error.to_string())
+            };
+            (agent.node.clone(), text.await)
+        });
+        texts.buffered(AT_ONCE).collect().await
     }
 
     /// Runs `dnsflow` with these arguments in the container of each agent that is wanted, and hands on each
@@ -358,7 +381,7 @@ impl Kubectl {
     }
 
     /// The arguments of kubectl that run `dnsflow` with these ones in the container of an agent.
-    fn exec(
+    pub(super) fn exec(
         &self,
         agent: &Agent,
         arguments: &[String],
@@ -381,15 +404,46 @@ impl Kubectl {
     }
 
     async fn get<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, KubectlError> {
-        let failed = |reason| KubectlError::Failed {
-            command: arguments.join(" "),
-            reason,
-        };
-        let output = self.run(arguments, None).await?;
-        if !output.status.success() {
-            return Err(failed(failure(output.status, &output.stderr)));
+        let output = self.succeeded(arguments, None).await?;
+        serde_json::from_slice(&output).map_err(|error| failed(arguments, error.to_string()))
+    }
+
+    /// The object that kubectl prints with `--ignore-not-found`, if it is there.
+    pub(super) async fn find<T: DeserializeOwned>(
+        &self,
+        arguments: &[&str],
+        input: Option<&str>,
+    ) -> Result<Option<T>, KubectlError> {
+        let output = self.succeeded(arguments, input).await?;
+        match output.trim_ascii() {
+            b"" => Ok(None),
+            json => serde_json::from_slice(json)
+                .map(Some)
+                .map_err(|error| failed(arguments, error.to_string())),
         }
-        serde_json::from_slice(&output.stdout).map_err(|error| failed(error.to_string()))
+    }
+
+    /// The text that kubectl prints, as lines that do nothing to a terminal.
+    pub(super) async fn printed(
+        &self,
+        arguments: &[&str],
+        input: Option<&str>,
+    ) -> Result<String, KubectlError> {
+        let output = self.succeeded(arguments, input).await?;
+        let text = String::from_utf8_lossy(&output);
+        Ok(text.lines().map(|line| visible(line) + "\n").collect())
+    }
+
+    async fn succeeded(
+        &self,
+        arguments: &[&str],
+        input: Option<&str>,
+    ) -> Result<Vec<u8>, KubectlError> {
+        let output = self.run(arguments, input).await?;
+        match output.status.success() {
+            true => Ok(output.stdout),
+            false => Err(failed(arguments, failure(output.status, &output.stderr))),
+        }
     }
 
     /// kubectl with these arguments. It ends with whoever holds it.
@@ -545,6 +599,14 @@ fn one_line(stderr: &[u8]) -> String {
         .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with("command terminated with exit code"));
     visible(&lines.collect::<Vec<_>>().join(" "))
+}
+
+/// kubectl has failed with these arguments.
+fn failed(arguments: &[&str], reason: String) -> KubectlError {
+    KubectlError::Failed {
+        command: arguments.join(" "),
+        reason,
+    }
 }
 
 /// Why a program has failed, as it says.

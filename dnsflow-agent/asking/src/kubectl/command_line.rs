@@ -1,14 +1,17 @@
 //! The command line of `kubectl dnsflow`: options of its own, at any place, and a command of `dnsflow`'s.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::bail;
-use clap::{Arg, ArgMatches, Command, CommandFactory as _, Parser, builder::StringValueParser};
+use clap::{
+    Arg, ArgMatches, Args, Command, CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
+    builder::StringValueParser,
+};
 
 use super::NAME;
 use crate::{
     VERSION,
-    options::{self, Cli},
+    options::{self, Cli, OutputOptions},
 };
 
 /// The commands that the agents of all nodes can answer.
@@ -29,6 +32,9 @@ const COMMANDS: [&str; 11] = [
 const NAMESPACE: [&str; 2] = ["-n", "--namespace"];
 /// The options of `explain` that take a value.
 const OF_EXPLAIN: [&str; 3] = ["-o", "--output", "--control-socket"];
+
+/// The place of the commands of the cluster in the help: behind those of the agents.
+const LAST: usize = 100;
 
 /// What the help says of all else.
 const OTHERS: &str = "\
@@ -79,6 +85,35 @@ pub struct Plugin {
     pub(super) timeout: Duration,
 }
 
+/// The commands that concern the cluster, and not one agent.
+#[derive(Clone, Debug, Subcommand)]
+pub(super) enum OfCluster {
+    /// Check each node with the manifests of dnsflow, before it is installed; the cluster stays as it is
+    Preflight(PreflightOptions),
+    /// Clean up every node, and delete dnsflow's objects
+    Uninstall(UninstallOptions),
+}
+
+/// The options of `kubectl dnsflow preflight`.
+#[derive(Args, Clone, Debug)]
+pub(super) struct PreflightOptions {
+    /// The manifests, as kubectl kustomize or helm template prints them; - is standard input
+    #[arg(short, long = "filename", value_name = "FILE|-", required = true)]
+    pub(super) file: Vec<PathBuf>,
+
+    /// How to print.
+    #[command(flatten)]
+    pub(super) output: OutputOptions,
+}
+
+/// The options of `kubectl dnsflow uninstall`.
+#[derive(Args, Clone, Debug)]
+pub(super) struct UninstallOptions {
+    /// Show what would be removed and deleted
+    #[arg(long)]
+    pub(super) dry_run: bool,
+}
+
 /// The whole command line, with the commands.
 pub fn command() -> Command {
     let cli = Cli::command();
@@ -108,8 +143,12 @@ pub fn command() -> Command {
         }),
         _ => command,
     });
+    // They would also give the help's first line, and stand among the others there.
+    let of_cluster = OfCluster::augment_subcommands(Command::new(NAME));
+    let of_cluster = of_cluster.get_subcommands().cloned();
     Plugin::command()
         .subcommands(commands)
+        .subcommands(of_cluster.map(|command| command.display_order(LAST)))
         .subcommand_required(true)
         .arg_required_else_help(true)
         .after_help(format!("{OTHERS}\n\n{}", crate::exit::HELP))
@@ -138,6 +177,11 @@ impl Given {
             words,
             matches,
         })
+    }
+
+    /// The command, if it is one that concerns the cluster.
+    pub(super) fn of_cluster(&self) -> Option<OfCluster> {
+        OfCluster::from_arg_matches(&self.matches).ok()
     }
 
     /// Whether the command needs the namespace of the context.
@@ -278,6 +322,26 @@ mod tests {
         let kubeconfig = Given::parse(&words("check --kubeconfig /k --strict")).expect("a command");
         assert_eq!(kubeconfig.plugin.kubeconfig.as_deref(), Some("/k"));
         assert_eq!(kubeconfig.words, words("check --strict"));
+    }
+
+    #[test]
+    fn commands_of_the_cluster_are_no_commands_of_an_agent() {
+        let of_cluster = |text: &str| Given::parse(&words(text)).expect(text).of_cluster();
+        for text in [
+            "preflight -f - --node n1",
+            "--timeout 5s preflight --filename=a -o json",
+        ] {
+            let Some(OfCluster::Preflight(options)) = of_cluster(text) else {
+                panic!("{text}");
+            };
+            assert_eq!(options.file.len(), 1, "{text}");
+        }
+        let Some(OfCluster::Uninstall(options)) = of_cluster("uninstall --dry-run") else {
+            panic!("uninstall");
+        };
+        assert!(options.dry_run);
+        assert!(of_cluster("status").is_none());
+        assert!(Given::parse(&words("preflight")).is_err(), "no manifests");
     }
 
     #[test]
