@@ -37,13 +37,12 @@ case "$said" in
 "kind get clusters") cat "$FAKES/clusters" 2>/dev/null || : ;;
 "docker inspect"*www) echo 172.18.0.7 ;;
 "docker inspect"*rest) echo 172.18.0.8 ;;
-*"apply --kustomize"*/agent) : >"$FAKES/deployed" ;;
-*"apply --kustomize"*/cleanup) rm -f "$FAKES/deployed" ;;
+*"apply --kustomize"*) : >"$FAKES/deployed" ;;
+"kubectl dnsflow preflight"*) echo "one  ok  program" ;;
+"kubectl dnsflow uninstall"*) rm -f "$FAKES/deployed"; echo "node one: 7 flows removed" ;;
 *"apply --filename"*)
     case "$input" in *_ADDRESS* | *NODE* | *POD_IMAGE*) exit 1 ;; esac
     case "$input" in *'"*.site'*) : >"$FAKES/wildcard" ;; esac ;;
-*"get --ignore-not-found"*" daemonset/dnsflow")
-    [ ! -e "$FAKES/deployed" ] || echo daemonset.apps/dnsflow ;;
 *"get --ignore-not-found"*) grep -Fx -e "${said##* name }" "$FAKES/there" 2>/dev/null || : ;;
 *"get services"*) echo '{"items": [{"spec": {"selector": {"k8s-app": "kube-dns"}}}]}' ;;
 "kubectl --namespace dnsflow get pods"*)
@@ -57,8 +56,6 @@ case "$said" in
 *"rollout status"*"--watch=false"*)
     echo again >>"$FAKES/rollout"
     [ "$(wc -l <"$FAKES/rollout")" -lt 3 ] || echo 'daemon set "dnsflow" successfully rolled out' ;;
-*" logs "*"--container check"*) echo "[pod/one/check] ok program" ;;
-*" logs "*"--container cleanup"*) echo "[pod/one/cleanup] 7 flows removed" ;;
 *" exec agent -- dnsflow check --output json")
     status=$(cat "$FAKES/check" 2>/dev/null || echo ok)
     echo "{\"status\": \"$status\", \"findings\": [{\"check\": \"btf\", \"status\": \"$status\"}]}" ;;
@@ -111,6 +108,8 @@ impl Fakes {
             .args(arguments)
             .env("PATH", path)
             .env("FAKES", &self.directory)
+            // kubectl's plugin is kubectl's to start.
+            .env("DNSFLOW_BIN", self.directory.join("fake"))
             .stdin(Stdio::null());
         command
     }
@@ -185,16 +184,15 @@ fn the_whole_story_is_told_and_the_cluster_taken_down() {
         format!("docker run --detach --rm --name {name}-www --network kind"),
         "kubectl apply --filename -".to_owned(),
         "kubectl --namespace dnsflow-story exec pod".to_owned(),
-        "kubectl --namespace dnsflow rollout status daemonset/dnsflow-preflight".to_owned(),
-        "kubectl --namespace dnsflow delete daemonset dnsflow-preflight".to_owned(),
+        "kubectl kustomize".to_owned(),
+        "kubectl dnsflow preflight --filename".to_owned(),
+        "kubectl apply --kustomize".to_owned(),
         "kubectl --namespace dnsflow rollout status daemonset/dnsflow --timeout".to_owned(),
         "kubectl --namespace dnsflow exec agent -- dnsflow check".to_owned(),
         "kubectl --namespace dnsflow-story exec pod -- sh -c".to_owned(),
         "kubectl --namespace dnsflow delete pod".to_owned(),
         "kubectl --namespace dnsflow rollout restart".to_owned(),
-        "kubectl --namespace dnsflow logs --selector app.kubernetes.io/name=dnsflow --container \
-         cleanup"
-            .to_owned(),
+        "kubectl dnsflow uninstall".to_owned(),
         "docker rm".to_owned(),
     ];
     let positions: Vec<usize> = order.iter().map(|line| fakes.position(line)).collect();
@@ -317,9 +315,10 @@ fn interrupt(child: &Child) {
 /// What is asked of a cluster that is there, when nothing is to be left in it.
 fn assert_taken_away(fakes: &Fakes) {
     let asked = fakes.asked();
-    let cleanup = |line: &&String| line.contains("--kustomize") && line.ends_with("/cleanup");
-    let removed = asked.iter().rfind(cleanup).expect("it is removed");
-    assert!(removed.starts_with("kubectl delete"), "{asked:#?}");
+    let place = |beginning: &str| asked.iter().rposition(|line| line.starts_with(beginning));
+    let uninstalled = place("kubectl dnsflow uninstall").expect("it is");
+    let deleted = place("kubectl delete --ignore-not-found --kustomize").expect("it is");
+    assert!(uninstalled < deleted, "{asked:#?}");
     let last = asked.last().expect("something was asked");
     assert_eq!(
         last,
@@ -358,10 +357,7 @@ fn the_story_is_told_in_a_cluster_that_is_there_and_taken_away() {
 fn what_goes_wrong_in_a_cluster_that_is_there_leaves_nothing_there() {
     for (trouble, expected) in [
         ("wait --for", "names, firewalls and pods"),
-        (
-            "rollout status daemonset/dnsflow-preflight",
-            "could it work here?",
-        ),
+        ("dnsflow preflight", "could it work here?"),
         ("rollout restart", "a rolling update"),
     ] {
         let fakes = Fakes::new("attached-trouble");

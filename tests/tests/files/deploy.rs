@@ -8,22 +8,25 @@ use std::{
 };
 
 use crate::manifests::{
-    ERRANDS, Grant, MONITORED, OVERLAYS, Objects, RESTRICTED, command_line, directory, documents,
-    kind_story, resources, typed,
+    Grant, MONITORED, OPTIONS, OVERLAYS, Objects, RESTRICTED, command_line, directory, documents,
+    kind_story, kustomization, kustomized, option_files, resources, typed,
 };
 use anyhow::{Context, Result, bail};
 use clap::Parser as _;
 use dnsflow_agent::{
+    asking::rollout,
     k8s::{egress_firewall::EgressFirewall, permissions},
     options::{AgentOptions, Cli, Command},
     rights::{TO_START, WHILE_RUNNING, names},
 };
 use dnsflow_tests::support::{not_run, this_test};
 use k8s_openapi::api::{
-    core::v1::{ContainerPort, Namespace, Pod, Probe, Service, Volume, VolumeMount},
+    apps::v1::DaemonSet,
+    core::v1::{Container, ContainerPort, Namespace, Pod, Probe, Service, Volume, VolumeMount},
     discovery::v1::EndpointSlice,
 };
 use rustix::thread::CapabilitySet;
+use serde_json::Value;
 
 /// The base, and each overlay where kustomize is there to build it.
 fn variants() -> Result<Vec<(&'static str, Objects)>> {
@@ -49,7 +52,7 @@ fn built(overlays: impl Iterator<Item = &'static str>) -> Result<Vec<(&'static s
 
 /// The agent's options, by its own parser.
 fn options(objects: &Objects) -> Result<AgentOptions> {
-    match Cli::try_parse_from(command_line(objects.container()?)?)?.command {
+    match Cli::try_parse_from(command_line(objects.container()?, objects.options()?)?)?.command {
         Command::Agent(options) => Ok(*options),
         other => bail!("not the agent: {other:?}"),
     }
@@ -63,7 +66,9 @@ fn the_kustomization_names_every_manifest() -> Result<()> {
         files.insert(entry?.file_name().to_string_lossy().into_owned());
     }
     files.remove("kustomization.yaml");
-    assert_eq!(resources(&base)?, files);
+    let mut named = resources(&base)?;
+    named.append(&mut option_files(&base)?);
+    assert_eq!(named, files);
     Ok(())
 }
 
@@ -86,6 +91,42 @@ fn kustomize_builds_the_base_as_it_is_written() -> Result<()> {
     let written = Objects::base()?;
     assert_eq!(built.daemon_sets, written.daemon_sets);
     assert_eq!(built.grants()?, written.grants()?);
+    assert_eq!(built.options()?, written.options()?);
+    Ok(())
+}
+
+/// The DaemonSet is another one with other options, so that it is rolled out.
+#[test]
+fn a_changed_option_is_an_edit_of_a_file_and_rolls_the_daemon_set() -> Result<()> {
+    let home = std::env::temp_dir().join(format!("dnsflow-options-{}", std::process::id()));
+    fs::create_dir(&home)?;
+    // kustomize takes directories by relative paths only.
+    let up = "../".repeat(fs::canonicalize(&home)?.components().count() - 1);
+    let deploy = fs::canonicalize(directory(""))?;
+    let base = format!("{up}{}/base", deploy.strip_prefix("/")?.display());
+    let written = serde_json::json!({
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [base],
+        "configMapGenerator": [{
+            "name": OPTIONS, "namespace": "dnsflow", "behavior": "merge", "envs": ["options.env"],
+        }],
+    });
+    fs::write(home.join("kustomization.yaml"), written.to_string())?;
+    let mut daemon_sets = BTreeSet::new();
+    for option in ["DNSFLOW_MIN_TTL=30s", "DNSFLOW_MIN_TTL=90s"] {
+        fs::write(home.join("options.env"), option)?;
+        let Some(text) = kustomized(&home)? else {
+            not_run(&this_test(), "neither kubectl nor kustomize is here");
+            break;
+        };
+        let (name, value) = option.split_once('=').context("a value")?;
+        assert!(text.contains(&format!("\n  {name}: {value}\n")), "{text}");
+        assert!(text.contains("\n  DNSFLOW_LOG_FORMAT: json\n"), "{text}");
+        let (_, daemon_set) = text.split_once("kind: DaemonSet").context("a DaemonSet")?;
+        assert!(daemon_sets.insert(daemon_set.to_owned()), "{daemon_set}");
+    }
+    fs::remove_dir_all(&home)?;
     Ok(())
 }
 
@@ -172,53 +213,101 @@ fn every_object_says_what_it_is_part_of() -> Result<()> {
             assert_eq!(object["metadata"]["labels"], expected, "{file}");
         }
     }
+    let kustomization = kustomization(&directory("base"))?;
+    let generator = &kustomization["configMapGenerator"][0];
+    assert_eq!(generator["options"]["labels"], expected);
     Ok(())
 }
 
+/// The DaemonSet of `objects`, as JSON.
+fn daemon_set(objects: &Objects) -> Result<Value> {
+    let [daemon_set] = &objects.daemon_sets[..] else {
+        bail!("not one DaemonSet");
+    };
+    Ok(serde_json::to_value(daemon_set)?)
+}
+
 #[test]
-fn errands_run_once_with_what_the_agent_was_told_and_then_wait() -> Result<()> {
-    let base = Objects::base()?;
-    let agent = options(&base)?;
-    for (name, objects) in built(ERRANDS.iter().map(|(name, _)| *name))? {
-        let (_, command) = ERRANDS
-            .iter()
-            .find(|(found, _)| *found == name)
-            .context(name)?;
-        let pod = objects.pod()?;
-        let Some([errand]) = pod.init_containers.as_deref() else {
-            bail!("{name}: not one init container");
+fn a_preflight_waits_beside_the_agents_with_their_options() -> Result<()> {
+    for (name, objects) in variants()? {
+        let waiting = rollout::preflight(&daemon_set(&objects)?).context(name)?;
+        let waiting: DaemonSet = typed(&waiting)?;
+        let agents = &objects.daemon_sets[0];
+        assert_ne!(waiting.metadata.name, agents.metadata.name, "{name}");
+        assert_ne!(waiting.spec.selector, agents.spec.selector, "{name}");
+        let pod = waiting.spec.template.spec.context("a Pod's spec")?;
+        let [container] = &pod.containers[..] else {
+            bail!("{name}: not one container");
         };
-        let line = command_line(errand)?;
-        assert_eq!(line[..2], ["dnsflow", *command], "{name}");
-        match Cli::try_parse_from(&line)?.command {
-            Command::Check(check) if name == "overlays/preflight" => {
-                assert_eq!(check.agent, agent);
-            }
-            Command::Check(_) => {}
-            Command::Cleanup(cleanup) => assert_eq!(cleanup.state_dir, agent.state_dir, "{name}"),
-            other => bail!("{name}: {other:?}"),
-        }
-        let rest = objects.container()?;
-        let line = command_line(rest)?;
+        let line = command_line(container, objects.options()?)?;
         assert!(matches!(Cli::try_parse_from(&line)?.command, Command::Wait));
-        assert_eq!(errand.volume_mounts, rest.volume_mounts, "{name}");
-        for container in [errand, rest] {
-            assert_eq!(container.startup_probe, None, "{name}");
-            assert_eq!(container.liveness_probe, None, "{name}");
-            assert_eq!(container.readiness_probe, None, "{name}");
-        }
-        // A check is made beside agents that run; a cleanup takes their place.
-        let [daemon_set] = &objects.daemon_sets[..] else {
-            bail!("{name}: not one DaemonSet");
-        };
-        let agents = &base.daemon_sets[0];
-        let same_name = daemon_set.metadata.name == agents.metadata.name;
-        let same_pods = daemon_set.spec.selector == agents.spec.selector;
-        let takes_over = *command == "cleanup";
-        assert_eq!((same_name, same_pods), (takes_over, takes_over), "{name}");
-        assert!(!objects.grants()?.is_empty(), "{name}");
+        // But for its work, it is the agent's.
+        let agent = objects.container()?;
+        assert_eq!(
+            Container {
+                args: agent.args.clone(),
+                ports: agent.ports.clone(),
+                startup_probe: agent.startup_probe.clone(),
+                liveness_probe: agent.liveness_probe.clone(),
+                readiness_probe: agent.readiness_probe.clone(),
+                ..container.clone()
+            },
+            *agent,
+            "{name}"
+        );
+        let probes = [
+            &container.startup_probe,
+            &container.liveness_probe,
+            &container.readiness_probe,
+        ];
+        assert_eq!((probes, &container.ports), ([&None; 3], &None), "{name}");
     }
     Ok(())
+}
+
+/// The agent's own probes wait for the cleanup.
+#[test]
+fn a_cleanup_has_the_options_of_the_agent_and_changes_what_the_manifests_set() -> Result<()> {
+    for (name, objects) in variants()? {
+        let agent = options(&objects)?;
+        let patch = rollout::cleanup_patch();
+        let container = &patch["spec"]["template"]["spec"]["containers"][0];
+        let cleanup = Container {
+            args: serde_json::from_value(container["args"].clone())?,
+            ..objects.container()?.clone()
+        };
+        assert_eq!(container["name"], cleanup.name, "{name}");
+        let line = command_line(&cleanup, objects.options()?)?;
+        let Command::Cleanup(cleanup) = Cli::try_parse_from(&line)?.command else {
+            bail!("{name}: {line:?}");
+        };
+        assert!(cleanup.stay && !cleanup.dry_run, "{name}");
+        assert_eq!(cleanup.state_dir, agent.state_dir, "{name}");
+        assert_eq!(cleanup.pin_dir, agent.pin_dir, "{name}");
+        assert_eq!(cleanup.listen, agent.listen, "{name}");
+        assert_eq!(cleanup.openflow_socket, agent.openflow_socket, "{name}");
+        // Applied again, the manifests undo every change.
+        assert_sets(&daemon_set(&objects)?, &patch);
+    }
+    Ok(())
+}
+
+/// Whether an object sets every field of a patch. Containers are those of the same place.
+fn assert_sets(object: &Value, patch: &Value) {
+    match patch {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                assert!(!object[name].is_null(), "{name}");
+                assert_sets(&object[name], value);
+            }
+        }
+        Value::Array(values) if values.iter().all(Value::is_object) => {
+            for (object, value) in object.as_array().into_iter().flatten().zip(values) {
+                assert_sets(object, value);
+            }
+        }
+        _ => {}
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -16,7 +16,7 @@ use dnsflow_agent::options::Cli;
 use dnsflow_tests::support::workspace;
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
-    core::v1::{Container, Namespace, PodSpec, ServiceAccount},
+    core::v1::{ConfigMap, Container, Namespace, PodSpec, ServiceAccount},
     rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -27,16 +27,10 @@ pub(crate) const OVERLAYS: &[&str] =
     &["overlays/kind", "overlays/openshift", RESTRICTED, MONITORED];
 /// What the Prometheus Operator scrapes.
 pub(crate) const MONITORED: &str = "overlays/monitored";
+/// The ConfigMap with the agent's options; kustomize adds a hash to the name.
+pub(crate) const OPTIONS: &str = "dnsflow-options";
 /// What runs the agent without `privileged`.
 pub(crate) const RESTRICTED: &str = "overlays/restricted";
-/// What runs something else on every node, with the command that it runs.
-pub(crate) const ERRANDS: &[(&str, &str)] = &[
-    ("overlays/preflight", "check"),
-    ("overlays/openshift-preflight", "check"),
-    ("overlays/cleanup", "cleanup"),
-    ("overlays/openshift-cleanup", "cleanup"),
-];
-
 /// A directory of `deploy/`.
 pub(crate) fn directory(name: &str) -> PathBuf {
     let workspace = workspace().expect("a workspace");
@@ -69,15 +63,45 @@ pub(crate) fn kind_story() -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// The files that a directory's kustomization names.
+/// A directory's kustomization.
+pub(crate) fn kustomization(directory: &Path) -> Result<Value> {
+    let mut found = documents(&directory.join("kustomization.yaml"))?;
+    ensure!(found.len() == 1 && found[0]["kind"] == "Kustomization");
+    Ok(found.remove(0))
+}
+
+/// The objects' files that a directory's kustomization names.
 pub(crate) fn resources(directory: &Path) -> Result<BTreeSet<String>> {
-    let kustomization = documents(&directory.join("kustomization.yaml"))?;
-    ensure!(kustomization.len() == 1 && kustomization[0]["kind"] == "Kustomization");
-    let named = kustomization[0]["resources"]
-        .as_array()
-        .context("resources")?;
+    let kustomization = kustomization(directory)?;
+    let named = kustomization["resources"].as_array().context("resources")?;
     let named = named.iter().map(|name| name.as_str().map(str::to_owned));
     named.collect::<Option<_>>().context("names of files")
+}
+
+/// The files of options that a directory's kustomization names.
+pub(crate) fn option_files(directory: &Path) -> Result<BTreeSet<String>> {
+    let kustomization = kustomization(directory)?;
+    let [generator] = &kustomization["configMapGenerator"]
+        .as_array()
+        .context("generators")?[..]
+    else {
+        bail!("not one generator");
+    };
+    ensure!(generator["name"] == OPTIONS, "{generator}");
+    let named = generator["envs"].as_array().context("files")?;
+    let named = named.iter().map(|name| name.as_str().map(str::to_owned));
+    named.collect::<Option<_>>().context("names of files")
+}
+
+/// The variables of a file of options.
+fn variables(file: &Path) -> Result<BTreeMap<String, String>> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let variables = lines.map(|line| {
+        let (name, value) = line.split_once('=').context("NAME=VALUE")?;
+        Ok((name.to_owned(), value.to_owned()))
+    });
+    variables.collect()
 }
 
 /// The object, if its type knows all its fields: what the type does not know does not come back.
@@ -91,6 +115,39 @@ pub(crate) fn typed<T: DeserializeOwned + Serialize>(value: &Value) -> Result<T>
     Ok(object)
 }
 
+/// The objects of a directory as kustomize builds them, without the hash in the name of the options; `None` where there
+/// is no kustomize here.
+pub(crate) fn built(directory: &Path) -> Result<Option<Vec<Value>>> {
+    let Some(text) = kustomized(directory)? else {
+        return Ok(None);
+    };
+    let (_, rest) = text
+        .split_once("  name: dnsflow-options-")
+        .context("a ConfigMap with a hash in its name")?;
+    let hash = rest.split_whitespace().next().unwrap_or_default();
+    let text = text.replace(&format!("{OPTIONS}-{hash}"), OPTIONS);
+    Ok(Some(serde_saphyr::from_multiple(&text)?))
+}
+
+/// What kustomize builds; `None` where there is no kustomize here.
+pub(crate) fn kustomized(directory: &Path) -> Result<Option<String>> {
+    let commands = ["kubectl kustomize", "kustomize build"].into_iter();
+    let mut outputs = commands.filter_map(|command| {
+        let (program, verb) = command.split_once(' ')?;
+        Command::new(program).arg(verb).arg(directory).output().ok()
+    });
+    let Some(output) = outputs.next() else {
+        return Ok(None);
+    };
+    ensure!(
+        output.status.success(),
+        "{}: {}",
+        directory.display(),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(Some(String::from_utf8(output.stdout)?))
+}
+
 /// The objects of one directory.
 #[derive(Default)]
 pub(crate) struct Objects {
@@ -101,6 +158,8 @@ pub(crate) struct Objects {
     pub(crate) roles: Vec<Role>,
     pub(crate) bindings: Vec<RoleBinding>,
     pub(crate) daemon_sets: Vec<DaemonSet>,
+    /// Named without kustomize's hash.
+    pub(crate) config_maps: Vec<ConfigMap>,
     /// The Prometheus Operator's, whose type is not at hand.
     pub(crate) pod_monitors: Vec<Value>,
     /// The same.
@@ -113,6 +172,7 @@ impl Objects {
         match (value["apiVersion"].as_str(), value["kind"].as_str()) {
             (Some("v1"), Some("Namespace")) => self.namespaces.push(typed(value)?),
             (Some("v1"), Some("ServiceAccount")) => self.accounts.push(typed(value)?),
+            (Some("v1"), Some("ConfigMap")) => self.config_maps.push(typed(value)?),
             (RBAC, Some("ClusterRole")) => self.cluster_roles.push(typed(value)?),
             (RBAC, Some("ClusterRoleBinding")) => self.cluster_bindings.push(typed(value)?),
             (RBAC, Some("Role")) => self.roles.push(typed(value)?),
@@ -138,32 +198,41 @@ impl Objects {
                 objects.add(&document).with_context(|| file.clone())?;
             }
         }
+        let mut options = ConfigMap::default();
+        options.metadata.name = Some(OPTIONS.to_owned());
+        for file in option_files(&base)? {
+            let data = options.data.get_or_insert_default();
+            data.extend(variables(&base.join(file))?);
+        }
+        objects.config_maps.push(options);
         Ok(objects)
     }
 
     /// A directory as kustomize builds it; `None` where there is no kustomize here.
     pub(crate) fn built(name: &str) -> Result<Option<Self>> {
-        let Some(output) = ["kubectl kustomize", "kustomize build"]
-            .into_iter()
-            .find_map(|command| {
-                let (program, verb) = command.split_once(' ')?;
-                let mut command = Command::new(program);
-                command.arg(verb).arg(directory(name)).output().ok()
-            })
-        else {
+        let Some(documents) = built(&directory(name))? else {
             return Ok(None);
         };
-        ensure!(
-            output.status.success(),
-            "{name}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let text = String::from_utf8(output.stdout)?;
-        let mut objects = Self::default();
-        for document in serde_saphyr::from_multiple::<Value>(&text)? {
-            objects.add(&document).with_context(|| name.to_owned())?;
-        }
+        let objects = Self::of(&documents).with_context(|| name.to_owned())?;
         Ok(Some(objects))
+    }
+
+    /// These objects.
+    pub(crate) fn of(documents: &[Value]) -> Result<Self> {
+        let mut objects = Self::default();
+        for document in documents {
+            objects.add(document)?;
+        }
+        Ok(objects)
+    }
+
+    /// The agent's options, by variable.
+    pub(crate) fn options(&self) -> Result<&BTreeMap<String, String>> {
+        let [options] = &self.config_maps[..] else {
+            bail!("not one ConfigMap");
+        };
+        ensure!(options.metadata.name.as_deref() == Some(OPTIONS));
+        options.data.as_ref().context("options")
     }
 
     /// The DaemonSet's Pods.
@@ -260,8 +329,17 @@ impl Objects {
     }
 }
 
-/// What the container starts, with its environment written as options of its command line.
-pub(crate) fn command_line(container: &Container) -> Result<Vec<String>> {
+/// What the container starts, with these options written as those of its command line.
+pub(crate) fn command_line(
+    container: &Container,
+    options: &BTreeMap<String, String>,
+) -> Result<Vec<String>> {
+    ensure!(container.env.is_none(), "options beside the ConfigMap");
+    let [from] = container.env_from.as_deref().unwrap_or_default() else {
+        bail!("not one source of variables");
+    };
+    let named = from.config_map_ref.as_ref().map(|named| &*named.name);
+    ensure!(named == Some(OPTIONS), "{from:?}");
     let words = container.command.iter().chain(&container.args).flatten();
     let mut words: Vec<String> = words.cloned().collect();
     let name = words.get(1).context("a command")?.clone();
@@ -269,17 +347,16 @@ pub(crate) fn command_line(container: &Container) -> Result<Vec<String>> {
     let command = program.find_subcommand(&name).context("a known command")?;
     let mut agent = program.get_subcommands();
     let agent = agent.find(|command| command.get_name() == "agent");
-    for variable in container.env.iter().flatten() {
+    for (variable, value) in options {
         let reads = |command: &clap::Command| {
             let mut options = command.get_arguments();
-            let option = options.find(|option| option.get_env() == Some(variable.name.as_ref()))?;
+            let option = options.find(|option| option.get_env() == Some(variable.as_ref()))?;
             option.get_long().map(str::to_owned)
         };
         // All containers have the agent's environment. Each takes of it what it knows.
         let known = agent.and_then(reads);
-        ensure!(known.is_some(), "nobody reads {}", variable.name);
+        ensure!(known.is_some(), "nobody reads {variable}");
         if let Some(option) = reads(command) {
-            let value = variable.value.as_deref().context("a value")?;
             words.push(format!("--{option}={value}"));
         }
     }

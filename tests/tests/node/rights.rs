@@ -39,11 +39,9 @@ const OTHER_USER: u32 = 60_123;
 
 /// The capabilities that the component adds to none, in the words of setpriv(1).
 fn capabilities() -> Result<BTreeSet<String>> {
-    let file = directory("components/restricted/kustomization.yaml");
-    let component = documents(&file)?;
-    let patch = component[0]["patches"][0]["patch"].as_str();
-    let patch: Value = serde_saphyr::from_str(patch.context("a patch")?)?;
-    let capabilities = &patch[0]["value"]["capabilities"];
+    let patch = documents(&directory("components/restricted/daemonset.yaml"))?;
+    let pod = &patch[0]["spec"]["template"]["spec"];
+    let capabilities = &pod["containers"][0]["securityContext"]["capabilities"];
     assert_eq!(capabilities["drop"], serde_json::json!(["ALL"]));
     let added = capabilities["add"].as_array().context("a list")?;
     let added = added

@@ -1,63 +1,35 @@
 //! dnsflow as it is put into a cluster: the manifests of `deploy/`, with an image that is there.
 
-use std::{fs, os::unix::process::CommandExt as _, path::PathBuf, process::Stdio};
+use std::{
+    env, fs,
+    io::ErrorKind,
+    os::unix::{fs::symlink, process::CommandExt as _},
+    path::PathBuf,
+    process::{Command, Stdio},
+};
 
 use anyhow::{Context, Result, ensure};
-use dnsflow_tests::{process::run, support::workspace};
+use dnsflow_tests::{agent, process::run, support::workspace};
 
 use super::access::{Access, shown};
 
 /// For a DaemonSet to be rolled out.
 pub(super) const ROLLOUT: &str = "--timeout=300s";
-/// For the nodes to be cleaned after a failure.
-const RESCUE: &str = "--timeout=60s";
+/// For a node to be cleaned.
+const CLEANUP: &str = "--timeout=60s";
 const NAMESPACE: &str = "dnsflow";
-
-/// What runs on the nodes.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Work {
-    /// `dnsflow check`, beside whatever runs.
-    Preflight,
-    /// The agent.
-    Agent,
-    /// `dnsflow cleanup`, in place of the agents.
-    Cleanup,
-}
-
-impl Work {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Preflight => "preflight",
-            Self::Agent => "agent",
-            Self::Cleanup => "cleanup",
-        }
-    }
-
-    /// The container that does it.
-    fn container(self) -> &'static str {
-        match self {
-            Self::Preflight => "check",
-            Self::Agent => "agent",
-            Self::Cleanup => "cleanup",
-        }
-    }
-
-    /// The DaemonSet's name, and the value of the label that its Pods have.
-    fn daemon_set(self) -> &'static str {
-        match self {
-            Self::Preflight => "dnsflow-preflight",
-            Self::Agent | Self::Cleanup => "dnsflow",
-        }
-    }
-}
+/// The plugin, as kubectl looks it up.
+const PLUGIN: &str = "kubectl-dnsflow";
 
 /// dnsflow in one cluster.
 #[derive(Debug)]
 pub(crate) struct Deployment {
     access: Access,
-    /// For the kustomizations.
+    /// For the kustomization, and kubectl's plugin.
     home: PathBuf,
-    /// What they are built on: a directory in `deploy/`.
+    /// The agent's program, which is the plugin as well.
+    program: PathBuf,
+    /// What it is built on: a directory in `deploy/`.
     base: String,
     /// Name and tag.
     image: String,
@@ -83,6 +55,7 @@ impl Deployment {
         Ok(Self {
             access,
             home,
+            program: agent::binary()?,
             base: base.to_owned(),
             image: image.to_owned(),
             options,
@@ -100,10 +73,9 @@ impl Deployment {
         Ok(())
     }
 
-    /// A kustomization of this work; its directory. kustomize takes directories by relative paths
-    /// only.
-    fn kustomization(&self, work: Work) -> Result<PathBuf> {
-        let directory = self.home.join(work.name());
+    /// The kustomization; its directory. kustomize takes directories by relative paths only.
+    fn kustomization(&self) -> Result<PathBuf> {
+        let directory = self.home.join("agent");
         fs::create_dir_all(&directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
         let deploy = fs::canonicalize(workspace()?)?.join("deploy");
@@ -113,12 +85,6 @@ impl Deployment {
             "../".repeat(depth),
             deploy.strip_prefix("/")?.display()
         );
-        let components = match work {
-            Work::Agent => String::new(),
-            Work::Preflight | Work::Cleanup => {
-                format!("components:\n  - {deploy}/components/{}\n", work.name())
-            }
-        };
         let (name, tag) = match self.image.rsplit_once(':') {
             Some((name, tag)) if !tag.contains('/') => (name, tag),
             _ => (&*self.image, "latest"),
@@ -126,90 +92,81 @@ impl Deployment {
         let options: String = self
             .options
             .iter()
-            .map(|(variable, value)| {
-                format!(
-                    "                  - name: {variable}\n                    value: {value:?}\n"
-                )
-            })
+            .map(|(variable, value)| format!("      - {variable}={value}\n"))
             .collect();
-        let patch = if options.is_empty() {
-            String::new()
-        } else {
-            format!(
-                "patches:\n  - patch: |-\n      apiVersion: apps/v1\n      kind: DaemonSet\n      \
-                 metadata:\n        name: dnsflow\n        namespace: dnsflow\n      spec:\n        \
-                 template:\n          spec:\n            containers:\n              - name: agent\n                \
-                 env:\n{options}"
-            )
+        let options = match options.is_empty() {
+            true => options,
+            false => format!(
+                "configMapGenerator:\n  - name: dnsflow-options\n    namespace: {NAMESPACE}\n    \
+                 behavior: merge\n    literals:\n{options}"
+            ),
         };
-        // Options first: a component copies the agent's container.
-        let options = directory.join("options");
-        fs::create_dir_all(&options)?;
         let head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n";
-        fs::write(
-            options.join("kustomization.yaml"),
-            format!("{head}resources:\n  - ../{deploy}/{}\n{patch}", self.base),
-        )?;
         fs::write(
             directory.join("kustomization.yaml"),
             format!(
-                "{head}resources:\n  - options\n{components}images:\n  - name: dnsflow\n    \
-                 newName: {name}\n    newTag: {tag:?}\n"
+                "{head}resources:\n  - {deploy}/{}\n{options}images:\n  - name: dnsflow\n    \
+                 newName: {name}\n    newTag: {tag:?}\n",
+                self.base
             ),
         )?;
         Ok(directory)
     }
 
-    /// Applies it, and waits until every node has it.
-    pub(crate) fn roll_out(&self, work: Work) -> Result<()> {
-        let directory = self.kustomization(work)?;
+    /// `kubectl dnsflow` with these arguments.
+    fn plugin(&self, arguments: &[&str]) -> Result<Command> {
+        let directory = self.home.join("bin");
+        fs::create_dir_all(&directory)?;
+        let link = directory.join(PLUGIN);
+        match fs::remove_file(&link) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+            Ok(()) | Err(_) => symlink(&self.program, link)?,
+        }
+        let path = env::var_os("PATH").unwrap_or_default();
+        let path = env::join_paths([directory].into_iter().chain(env::split_paths(&path)))?;
+        let mut plugin = self.access.kubectl(&["dnsflow"]);
+        plugin.args(arguments).env("PATH", path);
+        Ok(plugin)
+    }
+
+    /// Checks every node, before anything is deployed. Returns the findings.
+    pub(super) fn preflight(&self) -> Result<String> {
+        let directory = self.kustomization()?;
+        let manifests = run(self.access.kubectl(&["kustomize"]).arg(&directory))?;
+        let file = self.home.join("manifests.yaml");
+        fs::write(&file, manifests)?;
+        let mut preflight = self.plugin(&["preflight", "--filename"])?;
+        run(preflight.arg(file))
+    }
+
+    /// Applies the manifests, and waits until every node has an agent.
+    pub(crate) fn roll_out(&self) -> Result<()> {
+        let directory = self.kustomization()?;
         let mut apply = self.access.kubectl(&["apply", "--kustomize"]);
         shown(apply.arg(directory))?;
-        self.rolled_out(work)
+        self.rolled_out()
     }
 
-    /// Waits until every node has it.
-    pub(crate) fn rolled_out(&self, work: Work) -> Result<()> {
-        let daemon_set = format!("daemonset/{}", work.daemon_set());
-        let status = ["--namespace", NAMESPACE, "rollout", "status", &daemon_set];
-        shown(self.access.kubectl(&status).arg(ROLLOUT))
+    /// Waits until every node has an agent.
+    pub(crate) fn rolled_out(&self) -> Result<()> {
+        let status = ["--namespace", NAMESPACE, "rollout", "status"];
+        let mut status = self.access.kubectl(&status);
+        shown(status.args(["daemonset/dnsflow", ROLLOUT]))
     }
 
-    /// The output of the work on every node.
-    pub(super) fn printed(&self, work: Work) -> Result<String> {
-        let label = format!("app.kubernetes.io/name={}", work.daemon_set());
-        let mut logs = self.access.kubectl(&["--namespace", NAMESPACE, "logs"]);
-        logs.args(["--selector", &label, "--container", work.container()]);
-        run(logs.args(["--prefix", "--tail", "-1"]))
-    }
-
-    /// Takes the preflight away; its namespace and its rights stay for the agent.
-    pub(super) fn end_preflight(&self) -> Result<()> {
-        let name = Work::Preflight.daemon_set();
-        let delete = ["--namespace", NAMESPACE, "delete", "daemonset", name];
-        shown(&mut self.access.kubectl(&delete))
+    /// Cleans up every node, and deletes the objects. Returns what was done.
+    pub(super) fn uninstall(&self) -> Result<String> {
+        run(&mut self.plugin(&["uninstall", CLEANUP])?)
     }
 
     /// Removes everything, also the flows of agents, and also after a signal.
     pub(super) fn remove(&self) -> Result<()> {
         let mut failed = Vec::new();
-        let cleanup = self.kustomization(Work::Cleanup)?;
-        let mut commands = Vec::new();
-        if self
-            .access
-            .has(&["--namespace", NAMESPACE, "daemonset/dnsflow"])?
-        {
-            let mut apply = self.access.kubectl(&["apply", "--kustomize"]);
-            apply.arg(&cleanup);
-            let status = ["--namespace", NAMESPACE, "rollout", "status"];
-            let mut wait = self.access.kubectl(&status);
-            wait.args(["daemonset/dnsflow", RESCUE]);
-            commands.extend([apply, wait]);
-        }
+        let uninstall = self.plugin(&["uninstall", CLEANUP])?;
+        // Without an agent that can be asked, too.
         let mut delete = self.access.kubectl(&["delete", "--ignore-not-found"]);
-        delete.arg("--kustomize").arg(&cleanup);
-        commands.push(delete);
-        for command in &mut commands {
+        delete.arg("--kustomize").arg(self.kustomization()?);
+        for mut command in [uninstall, delete] {
             // In a group of its own, which Ctrl-C does not reach.
             let status = command.process_group(0).stdin(Stdio::null()).status();
             if !status.is_ok_and(|status| status.success()) {

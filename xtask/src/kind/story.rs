@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use super::{
     access::{Access, items, shown},
-    deployment::{Deployment, ROLLOUT, Work},
+    deployment::{Deployment, ROLLOUT},
     dns::Dns,
 };
 use crate::interrupt;
@@ -244,15 +244,12 @@ impl<'a> Story<'a> {
     }
 
     fn preflight(&self) -> Result<Vec<String>> {
-        let deployment = self.setting.deployment;
-        deployment.roll_out(Work::Preflight)?;
-        let printed = deployment.printed(Work::Preflight)?;
-        deployment.end_preflight()?;
+        let printed = self.setting.deployment.preflight()?;
         Ok(printed.lines().map(str::to_owned).collect())
     }
 
     fn deploy(&self) -> Result<Vec<String>> {
-        self.setting.deployment.roll_out(Work::Agent)?;
+        self.setting.deployment.roll_out()?;
         Ok(Vec::new())
     }
 
@@ -349,7 +346,7 @@ impl<'a> Story<'a> {
             .args(["--field-selector", &node]);
         shown(&mut delete)?;
         let mut seen = self.scenes(STILL_OPEN)?;
-        self.setting.deployment.rolled_out(Work::Agent)?;
+        self.setting.deployment.rolled_out()?;
         seen.extend(self.scenes(STILL_OPEN)?);
         seen.extend(self.scenes(&WITH_DNSFLOW[..1])?);
         Ok(seen)
@@ -400,9 +397,7 @@ impl<'a> Story<'a> {
 
     /// The agents end, and with them everything that they opened, at once.
     fn clean_up(&self) -> Result<Vec<String>> {
-        let deployment = self.setting.deployment;
-        deployment.roll_out(Work::Cleanup)?;
-        let printed = deployment.printed(Work::Cleanup)?;
+        let printed = self.setting.deployment.uninstall()?;
         let mut seen: Vec<String> = printed.lines().map(str::to_owned).collect();
         seen.extend(self.scenes(WITHOUT_DNSFLOW)?);
         Ok(seen)
