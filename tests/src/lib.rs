@@ -12,6 +12,7 @@ pub mod download;
 pub mod firewall;
 pub mod flood;
 pub mod frames;
+pub mod go;
 pub mod hunt;
 pub mod lab;
 pub mod liar;

@@ -57,6 +57,11 @@ on_both! {
     the_preflight_finds_the_rights_in_deploy => crate::rights::preflight;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_manifests_in_deploy_are_taken_by_a_whole_server() {
+    story::of_deploy().await;
+}
+
 fn allow(name: &str) -> Value {
     json!([{"type": "Allow", "to": {"dnsName": name}}])
 }

@@ -1,6 +1,7 @@
 //! Files that are right or wrong by themselves: the tree, the manifests of `deploy/`, and the recordings of
 //! ovn-kubernetes. Nothing runs beside these tests.
 
+mod chart;
 mod deploy;
 mod floors;
 #[path = "../manifests/mod.rs"]
