@@ -24,9 +24,13 @@ use k8s_openapi::api::{
     apps::v1::DaemonSet,
     core::v1::{Container, ContainerPort, Namespace, Pod, Probe, Service, Volume, VolumeMount},
     discovery::v1::EndpointSlice,
+    rbac::v1::ClusterRole,
 };
 use rustix::thread::CapabilitySet;
 use serde_json::Value;
+
+/// The ClusterRole of people who may ask the agents.
+const ASKING: &str = "dnsflow-asking";
 
 /// The base, and each overlay where kustomize is there to build it.
 fn variants() -> Result<Vec<(&'static str, Objects)>> {
@@ -193,6 +197,7 @@ fn every_object_says_what_it_is_part_of() -> Result<()> {
     let files = [
         "base/namespace.yaml",
         "base/rbac.yaml",
+        "base/asking.yaml",
         "base/dns.yaml",
         "base/daemonset.yaml",
         "overlays/openshift/dns.yaml",
@@ -337,6 +342,24 @@ fn the_agent_may_do_what_it_does_and_nothing_else() -> Result<()> {
             &objects.daemon_sets[0].metadata.namespace, namespace,
             "{name}"
         );
+    }
+    Ok(())
+}
+
+/// Whoever has these rights in the agents' namespace is root on the nodes.
+#[test]
+fn who_may_ask_has_what_the_plugin_asks_for_and_nobody_has_it_at_first() -> Result<()> {
+    for (name, objects) in variants()? {
+        let is_asking = |role: &&ClusterRole| role.metadata.name.as_deref() == Some(ASKING);
+        let role = objects.cluster_roles.iter().find(is_asking).context(name)?;
+        let rules = serde_json::json!([
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
+            {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create", "get"]},
+        ]);
+        assert_eq!(serde_json::to_value(&role.rules)?, rules, "{name}");
+        let of_cluster = objects.cluster_bindings.iter().map(|one| &one.role_ref);
+        let mut bound = of_cluster.chain(objects.bindings.iter().map(|one| &one.role_ref));
+        assert!(bound.all(|role| role.name != ASKING), "{name}");
     }
     Ok(())
 }
