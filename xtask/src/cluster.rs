@@ -23,7 +23,7 @@ use crate::{
     image, interrupt,
     kind::{
         self,
-        deployment::{Deployment, Work},
+        deployment::Deployment,
     },
     prepare::cargo,
 };
@@ -99,7 +99,7 @@ fn run_in(nodes: &Nodes, image: &Path, command: &ClusterCommand) -> Result<table
     if !command.without_story {
         kind::tell_with(&access, &deployment, POD_IMAGE, STORY_SERVERS)?;
     }
-    kind::step("dnsflow is deployed", || deployment.roll_out(Work::Agent))?;
+    kind::step("dnsflow is deployed", || deployment.roll_out())?;
     let restarts = restarts::Restarts::begin(nodes, &access, &deployment)?;
     restarts.run()
 }

@@ -20,7 +20,7 @@ use crate::{
     interrupt,
     kind::{
         access::{Access, shown},
-        deployment::{Deployment, Work},
+        deployment::Deployment,
         step,
     },
 };
@@ -218,7 +218,7 @@ impl<'a> Restarts<'a> {
             interrupt::check()?;
             sleep(POLL);
         }
-        self.deployment.rolled_out(Work::Agent)?;
+        self.deployment.rolled_out()?;
         for (pod, names) in [("with rules", row.rules), ("without", row.plain)] {
             ensure!(names.count() == NAMES, "{pod}: {names:?}");
             println!(
@@ -266,7 +266,7 @@ impl<'a> Restarts<'a> {
             Restart::OutOfMemory => on_node(&["bash", "/cluster/scripts/out-of-memory.sh"]),
             Restart::RollingUpdate => {
                 kubectl(&["rollout", "restart", "daemonset/dnsflow"])?;
-                self.deployment.rolled_out(Work::Agent)
+                self.deployment.rolled_out()
             }
         }
     }
