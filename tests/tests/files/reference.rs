@@ -37,7 +37,7 @@ pub(crate) fn text() -> String {
     let plugin = Plugin::command().name("dnsflow");
     section(&plugin, "kubectl", &of_agent, &common, &mut text);
     let plugin = kubectl::command();
-    // Those of no agent.
+    // Commands that no agent has.
     let mut of_cluster = String::new();
     for command in shown(&plugin) {
         if cli.find_subcommand(command.get_name()).is_none() {
