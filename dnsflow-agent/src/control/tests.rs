@@ -194,6 +194,7 @@ async fn a_list_that_the_hot_thread_does_not_complete_breaks_off() {
     let slow = Slow {
         connections: Connections::new(),
         heard: Heard::new(Attempts::new(Ports::DNS)),
+        queries: None,
         northbound: None,
         objects: Objects::default(),
     };

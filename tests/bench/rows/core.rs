@@ -88,11 +88,11 @@ const RULES_OF_NAMESPACE: u32 = 8000;
 /// name and by an address that the pod was not told. Each question is two inquiries, as the control socket makes them:
 /// before OVN was asked about the address, and after. No answer is opened during an inquiry.
 pub(crate) fn explain(stage: &Stage<'_>) -> Result<Measured> {
-    let names =
-        (1..RULES_OF_NAMESPACE).map(|index| testing::allow(&format!("r{index}.example.org")));
+    let count = stage.scale(RULES_OF_NAMESPACE, 200);
+    let names = (1..count).map(|index| testing::allow(&format!("r{index}.example.org")));
     let rules: Vec<Rule> = names.chain([testing::deny_all()]).collect();
     let mut node = testing::Node::with(&rules);
-    let rows = 0..RULES_OF_NAMESPACE;
+    let rows = 0..count;
     let acls = rows
         .clone()
         .map(|i| (testing::acl_row(i), testing::acl(i, &rules)));
@@ -115,7 +115,7 @@ pub(crate) fn explain(stage: &Stage<'_>) -> Result<Measured> {
         ..Beside::default()
     });
     let (mut longest, mut of_both) = (0.0_f64, Vec::new());
-    for target in ["www.r4000.example.org:443", "203.0.113.7:443"] {
+    for target in ["www.r99.example.org:443", "203.0.113.7:443"] {
         let target: Target = target.parse()?;
         let mut millis = Vec::new();
         for _ in 0..stage.scale(100, 3) {

@@ -844,7 +844,7 @@ fn a_remedy_lets_the_connection_pass() {
             let explained: Value = serde_json::from_str(&text)?;
             let found = &explained[0]["addresses"][0]["remedy"];
             remedy = found.as_str().unwrap_or_default().to_owned();
-            let by_address = format!("cidrSelector: {address}");
+            let by_address = format!("with `cidrSelector: {address}");
             let is_it = begins.iter().any(|begin| remedy.starts_with(begin));
             Ok(is_it && !remedy.contains(&by_address))
         })

@@ -312,6 +312,10 @@ fn what_keeps_an_agent_from_knowing_is_explained_as_reviewed() {
     lab.serve_dns(RECORDS).expect("the server starts");
     lab.set_firewall("ns1", &rules())
         .expect("the rows are written");
+    wait_until("the agent to read the rules", PATIENT, || {
+        Ok(reason(&lab, "ns1/pod1", "203.0.113.5:80") == "allowed_by_network")
+    })
+    .expect("it reads them");
 
     // ovn-kubernetes has not written the ACL of a new rule, and never does.
     let mut rules = rules();

@@ -478,7 +478,7 @@ impl View<'_> {
             }
         };
         let unanswered =
-            [false, true].map(|is_ipv6| self.unanswered((id, port), name?, is_ipv6, beside, now));
+            [false, true].map(|is_ipv6| self.unanswered((id, port), (name?, is_ipv6), beside, now));
         let trusted = self.answers.trusted();
         let is_trusted = |server| trusted.is_some_and(|trusted| trusted.contains(server));
         let mut servers = beside.servers.iter();
@@ -576,8 +576,7 @@ impl View<'_> {
     fn unanswered(
         &self,
         (id, port): (PortId, &Port),
-        name: &DomainName,
-        is_ipv6: bool,
+        (name, is_ipv6): (&DomainName, bool),
         beside: &Beside,
         now: Timestamp,
     ) -> Option<Unanswered> {
@@ -805,8 +804,9 @@ impl View<'_> {
         let Some(matches) = self.matches(to, firewall, (index, rule)) else {
             return (StepOutcome::NoMatch, "".into());
         };
-        // Of an address of another name, an allowed name says nothing.
+        // Of an address of another name, an allowed name says nothing, and of an address without a known name.
         let is_meant = match &matches {
+            Match::Yes { once_asked, .. } if *once_asked && to.is_nameless() => false,
             Match::Yes { by, doubt, .. } => *by != By::AddressSet || doubt.is_none(),
             Match::NotInForce { .. } => true,
         };

@@ -394,8 +394,8 @@ fn what_ovn_has_resolved_itself_passes() {
     let node = node(&[allow_port("example.com", 443), deny_all()]);
     let name: DnsName = "example.com".parse().expect("a name");
     let with_sets = |hashes: &[u64]| Beside {
-        heard: vec![],
         sets: Some([(ADDRESS.into(), hashes.iter().copied().collect())].into()),
+        ..Beside::default()
     };
     let explained = |target: &str, beside: &Beside| {
         let target = target.parse().expect("a target");
@@ -897,6 +897,23 @@ fn a_remedy_is_the_smallest_change() {
     // The API would refuse this name.
     let by_address = "allow it before rule 0 with `cidrSelector: 203.0.113.1/32`, or with the dnsName that leads to the address; rule 0 (Deny dnsName: bad.test) does not deny it then";
     assert_eq!(told(&denied, "_srv.bad.test").as_deref(), Some(by_address));
+}
+
+/// Nobody knows that a name leads to the address: a change of the rule of that name may cure nothing.
+#[test]
+fn a_rule_by_name_is_no_remedy_for_an_address_without_a_name() {
+    let denied = cidr(RuleAction::Deny, "203.0.113.1/32");
+    let rules = [
+        allow_port("mail.example.net", 25),
+        denied,
+        allow("example.com"),
+    ];
+    let explained = address(explain(&node(&rules), "p1", TARGET));
+    let found = (explained.verdict, explained.reason, explained.rule);
+    assert_eq!(found.0, Verdict::Blocked, "{explained:?}");
+    assert_ne!(found.1, Reason::WrongPort, "{explained:?}");
+    let remedy = explained.remedy.unwrap_or_default();
+    assert!(!remedy.contains("rule 0"), "{remedy}");
 }
 
 #[test]
