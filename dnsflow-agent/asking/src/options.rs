@@ -323,7 +323,7 @@ pub struct AgentOptions {
     )]
     pub dns_port: Vec<u16>,
 
-    /// Never open the cluster's own networks: pods, services, join, masquerade
+    /// Never open further networks of the cluster; needed for Services before Kubernetes 1.33
     #[arg(
         long,
         value_name = "CIDR",

@@ -386,6 +386,11 @@ impl Engine {
                     .learn_dns(addresses.collect(), &mut self.out);
                 self.recheck(&recheck, batch);
             }
+            Input::ServiceNetworks(networks) => {
+                let refused = &mut self.told.refused;
+                let recheck = refused.learn_service_networks(networks, &mut self.out);
+                self.recheck(&recheck, batch);
+            }
             Input::Revalidation(time) => self.switch.revalidates_in(time),
             Input::MegaflowsIdle(time) => self.switch.megaflows_idle_for(time),
             Input::FilterConfirmed => self.filter.confirmed(&mut self.out),

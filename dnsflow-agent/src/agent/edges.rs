@@ -218,8 +218,14 @@ impl Edges {
         let events = k8s::events::post(client.clone(), notices, k8s::events::SPREAD);
         self.start("Kubernetes Events", events);
         let services = options.dns_service.clone();
-        let resolvers = watch_resolvers(client.clone(), services, inputs.clone());
-        self.start("the cluster's DNS Services", resolvers);
+        let (sender, resolvers) = mpsc::channel(1);
+        let watch = k8s::watch_dns_services(client.clone(), services, sender);
+        let told = tell(resolvers, Input::Resolvers, inputs.clone());
+        self.start("the cluster's DNS Services", both(watch, told));
+        let (sender, networks) = mpsc::channel(1);
+        let watch = k8s::watch_service_cidrs(client.clone(), sender);
+        let told = tell(networks, Input::ServiceNetworks, inputs.clone());
+        self.start("the networks of Services", both(watch, told));
         self.start("Kubernetes", k8s::watch(client, inputs, objects));
     }
 
@@ -259,19 +265,16 @@ impl Edges {
     }
 }
 
-/// Tells the core of the cluster's DNS servers, as long as it listens.
-async fn watch_resolvers(
-    client: k8s::ClientOptions,
-    services: Vec<k8s::DnsService>,
-    inputs: Inputs,
-) {
-    let (sender, mut resolvers) = mpsc::channel(1);
-    let forward = async {
-        while let Some(resolvers) = resolvers.recv().await {
-            if inputs.send(Input::Resolvers(resolvers)).await.is_err() {
-                return;
-            }
+/// Tells the core what an edge sends, as long as it listens.
+async fn tell<T>(mut updates: mpsc::Receiver<T>, input: fn(T) -> Input, inputs: Inputs) {
+    while let Some(update) = updates.recv().await {
+        if inputs.send(input(update)).await.is_err() {
+            return;
         }
-    };
-    tokio::join!(k8s::watch_dns_services(client, services, sender), forward);
+    }
+}
+
+/// An edge, and what tells the core of it.
+async fn both(edge: impl Future<Output = ()>, telling: impl Future<Output = ()>) {
+    tokio::join!(edge, telling);
 }

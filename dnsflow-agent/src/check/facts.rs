@@ -7,6 +7,7 @@ use dnsflow_core::{
     ovn::rows::{Acl, LogicalFlow, Pipeline, RowId},
     values::resolver::Resolver,
 };
+use ipnet::IpNet;
 
 use crate::{
     capture::{AttachKind, survey::Link},
@@ -111,4 +112,8 @@ pub struct Cluster {
     pub firewalls: Result<(), String>,
     /// The Services of the cluster's DNS.
     pub dns: Vec<(DnsService, Result<BTreeSet<Resolver>, String>)>,
+    /// The networks of Services, as the API server has them; `None` if it does not say.
+    pub service_networks: Result<Option<BTreeSet<IpNet>>, String>,
+    /// Those that `--cluster-networks` names.
+    pub cluster_networks: Vec<IpNet>,
 }

@@ -85,7 +85,8 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
                 Source::Manifests(dir.display().to_string(), names.map(|names| names.len()))
             }
             None => {
-                Source::Cluster(kubernetes::ask(ClientOptions { kubeconfig }, &dns_service).await)
+                let client = ClientOptions { kubeconfig };
+                Source::Cluster(kubernetes::ask(client, &dns_service, cluster_networks).await)
             }
         },
     }

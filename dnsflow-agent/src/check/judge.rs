@@ -10,6 +10,7 @@ use dnsflow_core::ovn::{
     rows::{Acl, LogicalFlow, RowId},
     template::{AclTemplate, AclTemplateError, first_to_copy},
 };
+use ipnet::IpNet;
 
 use super::{
     Finding,
@@ -387,6 +388,8 @@ fn kubernetes(cluster: &Cluster) -> Vec<Finding> {
         permissions,
         firewalls,
         dns,
+        service_networks,
+        cluster_networks,
     } = cluster;
     let mut findings = vec![match firewalls {
         Ok(()) => Finding::ok("kubernetes", format!("{url} has EgressFirewalls")),
@@ -424,7 +427,36 @@ fn kubernetes(cluster: &Cluster) -> Vec<Finding> {
             .collect();
         Finding::ok("dns", format!("pods ask {}", list(&found)))
     });
+    findings.push(networks_of_services(service_networks, cluster_networks));
     findings
+}
+
+fn networks_of_services(
+    found: &Result<Option<BTreeSet<IpNet>>, String>,
+    by_option: &[IpNet],
+) -> Finding {
+    const CHECK: &str = "services";
+    let named = |networks: Vec<&IpNet>| {
+        let networks: Vec<String> = networks.into_iter().map(IpNet::to_string).collect();
+        format!("DNS answers open no address of {}", list(&networks))
+    };
+    match found {
+        Ok(Some(networks)) if !networks.is_empty() => {
+            Finding::ok(CHECK, named(networks.iter().chain(by_option).collect()))
+        }
+        _ if !by_option.is_empty() => Finding::ok(CHECK, named(by_option.iter().collect())),
+        found => {
+            let why = match found {
+                Ok(_) => "the API server has no ServiceCIDR",
+                Err(reason) => reason,
+            };
+            Finding::warning(
+                CHECK,
+                format!("DNS answers may open addresses that no Service has yet: {why}"),
+                "name the networks of Services with --cluster-networks",
+            )
+        }
+    }
 }
 
 fn rights(permissions: &[(Permission, Result<bool, String>)]) -> Finding {
@@ -465,7 +497,7 @@ fn rights(permissions: &[(Permission, Result<bool, String>)]) -> Finding {
     let needed = |right: &&Permission| match right.purpose {
         Purpose::Firewalls => true,
         Purpose::Resolvers => blind,
-        Purpose::Events => false,
+        Purpose::ServiceNetworks | Purpose::Events => false,
     };
     if missing.iter().copied().any(|right| needed(&right)) {
         Finding::failed(CHECK, text, remedy)

@@ -34,6 +34,9 @@ use crate::causes::Causes;
 /// The interval at which an unreadable client configuration is read again.
 const CONFIG_RETRY: Duration = Duration::from_secs(5);
 
+/// The interval at which an API server without an optional resource is asked again: it may have been updated.
+const ABSENT_RETRY: Duration = Duration::from_secs(600);
+
 /// A failure is logged again after this long without one. Attempts are never further apart: at most
 /// 60 s of back-off with its jitter, and 30 s to connect.
 const TROUBLE_OVER: Duration = Duration::from_secs(120);
@@ -72,6 +75,11 @@ pub(super) trait Follower {
         watcher::Config::default()
     }
 
+    /// Whether an API server may lack the resource, because it is an older one. Then nothing is told.
+    fn is_optional(&self) -> bool {
+        false
+    }
+
     /// What an event comes to.
     fn handle(&mut self, event: Event<Self::Object>) -> Option<Self::Update>;
 }
@@ -87,18 +95,27 @@ pub(super) async fn follow<F: Follower>(
         match connect(options).await {
             Ok((client, url)) => {
                 let end = session(client, &url, &mut follower, &mut trouble, &updates).await;
-                if end == End::Closed {
-                    return;
+                match end {
+                    End::Closed => return,
+                    End::Absent if wait(ABSENT_RETRY, &updates).await => return,
+                    End::Absent | End::Credentials => {}
                 }
             }
             Err(cause) => {
                 trouble.tell(Kind::Configuration, &cause, Instant::now());
-                tokio::select! {
-                    () = tokio::time::sleep(CONFIG_RETRY) => {}
-                    () = updates.closed() => return,
+                if wait(CONFIG_RETRY, &updates).await {
+                    return;
                 }
             }
         }
+    }
+}
+
+/// Waits for so long. Returns early, and `true`, if nobody listens any more.
+async fn wait<T>(time: Duration, updates: &mpsc::Sender<T>) -> bool {
+    tokio::select! {
+        () = tokio::time::sleep(time) => false,
+        () = updates.closed() => true,
     }
 }
 
@@ -109,6 +126,8 @@ enum End {
     Closed,
     /// The credentials are refused: read them again.
     Credentials,
+    /// The API server lacks the resource, which is optional.
+    Absent,
 }
 
 async fn session<F: Follower>(
@@ -168,6 +187,10 @@ async fn session<F: Follower>(
             }
             Some(Err(error)) => {
                 let code = status(&error).map(|status| status.code);
+                if code == Some(404) && follower.is_optional() {
+                    trouble.lacks(&subject, url);
+                    return End::Absent;
+                }
                 match describe(&error, url, &subject) {
                     Some(cause) => {
                         let kind = code.map_or(Kind::NoAnswer, Kind::Answer);
@@ -224,6 +247,13 @@ impl Trouble {
         }
         self.last = Some(now);
         self.causes.is_news(kind)
+    }
+
+    /// The API server lacks an optional resource.
+    fn lacks(&mut self, subject: &Subject, url: &str) {
+        if self.is_news(Kind::Answer(404), Instant::now()) {
+            tracing::info!("the Kubernetes API at {url} {}", subject.missing);
+        }
     }
 
     fn over(&mut self, url: &str) {

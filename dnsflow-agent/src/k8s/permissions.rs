@@ -43,6 +43,8 @@ pub enum Purpose {
     Firewalls,
     /// To know the resolvers.
     Resolvers,
+    /// To know the networks of Services.
+    ServiceNetworks,
     /// Events about EgressFirewalls.
     Events,
 }
@@ -72,6 +74,14 @@ pub fn required(services: &[DnsService]) -> Vec<Permission> {
             purpose: Purpose::Resolvers,
         })
     });
+    let service_cidrs = ["list", "watch"].map(|verb| Permission {
+        verb,
+        group: "networking.k8s.io",
+        resource: "servicecidrs",
+        namespace: None,
+        name: None,
+        purpose: Purpose::ServiceNetworks,
+    });
     let events = Permission {
         verb: "create",
         group: "events.k8s.io",
@@ -83,6 +93,7 @@ pub fn required(services: &[DnsService]) -> Vec<Permission> {
     firewalls
         .into_iter()
         .chain(services)
+        .chain(service_cidrs)
         .chain([events])
         .collect()
 }

@@ -312,6 +312,8 @@ pub enum Input {
     },
     /// The DNS servers of the cluster, all of them.
     Resolvers(BTreeSet<Resolver>),
+    /// The networks that the API server takes the addresses of Services from, all of them.
+    ServiceNetworks(BTreeSet<IpNet>),
     /// How long a pass of the revalidators takes behind a change of flows.
     Revalidation(Duration),
     /// The result of [`Command::FindDropping`]: the paths on which a megaflow drops; `None` if the

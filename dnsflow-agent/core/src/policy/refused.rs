@@ -221,6 +221,8 @@ pub struct Whose<'a> {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 struct Learned {
     pods: BTreeMap<Concerned, Networks>,
+    /// The networks that the API server takes the addresses of Services from.
+    service_networks: Networks,
     /// The addresses of Services, and whom each concerns.
     services: BTreeSet<(IpAddr, Concerned)>,
     nodes: BTreeSet<IpAddr>,
@@ -402,7 +404,7 @@ impl Refusals {
         let special = SPECIAL.iter().map(|(network, _)| network);
         let private = PRIVATE.iter().filter(|_| self.private);
         let pods = self.learned.pods.values();
-        let of_cluster = pods.chain([&self.cluster, &self.denied]);
+        let of_cluster = pods.chain([&self.cluster, &self.denied, &self.learned.service_networks]);
         let networks = of_cluster.flat_map(|networks| &networks.0);
         let networks = networks.chain(special).chain(METADATA).chain(private);
         networks.copied().collect()
@@ -429,6 +431,7 @@ impl Refusals {
     fn overridden(&self) -> BTreeMap<IpNet, BTreeSet<&'static str>> {
         let Learned {
             pods,
+            service_networks,
             services,
             nodes,
             dns,
@@ -445,8 +448,9 @@ impl Refusals {
             let mut services = services.range((allowed.network(), Concerned::Everybody)..);
             let service = services.next();
             let is_pods = pods.values().any(|networks| networks.overlaps(allowed));
-            let is_service =
-                service.is_some_and(|(first, _)| allowed.contains(first)) || any_of(dns);
+            let is_service = service.is_some_and(|(first, _)| allowed.contains(first))
+                || any_of(dns)
+                || service_networks.overlaps(allowed);
             let found = [
                 (Refused::Denied, self.denied.overlaps(allowed)),
                 (Refused::Metadata, any(METADATA)),
@@ -474,6 +478,7 @@ impl Refusals {
     fn is_inside(&self, address: IpAddr, whose: Whose<'_>) -> bool {
         let Learned {
             pods,
+            service_networks,
             services,
             nodes: _,
             dns,
@@ -483,7 +488,10 @@ impl Refusals {
             pods.is_some_and(|pods| pods.contains(address))
                 || services.contains(&(address, concerned))
         };
-        self.cluster.contains(address) || dns.contains(&address) || whose.concerned().any(is_in)
+        self.cluster.contains(address)
+            || service_networks.contains(address)
+            || dns.contains(&address)
+            || whose.concerned().any(is_in)
     }
 
     /// An address, and those that it may stand for.
@@ -508,6 +516,7 @@ impl Refusals {
         }
         let Learned {
             pods,
+            service_networks,
             services,
             nodes,
             dns,
@@ -523,7 +532,7 @@ impl Refusals {
                 return Err(Refused::Service);
             }
         }
-        if dns.contains(&address) {
+        if service_networks.contains(address) || dns.contains(&address) {
             return Err(Refused::Service);
         }
         if nodes.contains(&address) {
@@ -711,6 +720,27 @@ impl RefusedAddresses {
         let recheck = Recheck {
             addresses: before.symmetric_difference(dns).copied().collect(),
             networks: BTreeMap::new(),
+        };
+        self.changed(&recheck, out);
+        recheck
+    }
+
+    /// Refuses from now on the networks of the cluster's Services. Returns those to check again.
+    pub(crate) fn learn_service_networks(
+        &mut self,
+        networks: BTreeSet<IpNet>,
+        out: &mut Output,
+    ) -> Recheck {
+        let networks = Networks::new(networks);
+        let known = &mut self.refusals.learned.service_networks;
+        if *known == networks {
+            return Recheck::default();
+        }
+        let changed = known.difference(&networks);
+        *known = networks;
+        let recheck = Recheck {
+            addresses: BTreeSet::new(),
+            networks: [(Concerned::Everybody, changed)].into(),
         };
         self.changed(&recheck, out);
         recheck

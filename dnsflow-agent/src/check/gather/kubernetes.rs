@@ -3,9 +3,11 @@
 use std::{collections::BTreeSet, future::Future};
 
 use dnsflow_core::values::resolver::Resolver;
+use ipnet::IpNet;
 use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
     core::v1::Service,
+    networking::v1::ServiceCIDR,
 };
 use kube::{
     Api, Client,
@@ -21,12 +23,14 @@ use crate::{
         dns_services::{self, SELECTIONS_MAX},
         egress_firewall::Stored,
         permissions::{self, Permission},
+        service_cidrs,
     },
 };
 
 pub(super) async fn ask(
     options: ClientOptions,
     services: &[DnsService],
+    cluster_networks: Vec<IpNet>,
 ) -> Result<Cluster, String> {
     let (client, url) = client::connect(&options).await?;
     let one = ListParams::default().limit(1);
@@ -46,7 +50,22 @@ pub(super) async fn ask(
         permissions,
         firewalls,
         dns,
+        service_networks: service_networks(&client).await,
+        cluster_networks,
     })
+}
+
+/// The networks of Services; `None` if the API server does not know the resource.
+async fn service_networks(client: &Client) -> Result<Option<BTreeSet<IpNet>>, String> {
+    let api = Api::<ServiceCIDR>::all(client.clone());
+    let found = within(async {
+        match api.list(&ListParams::default()).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+            found => found.map(Some),
+        }
+    });
+    let found = found.await?;
+    Ok(found.map(|found| found.iter().flat_map(service_cidrs::networks).collect()))
 }
 
 async fn within<T>(answer: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {

@@ -80,8 +80,15 @@ fn sound() -> Facts {
                 .into_iter()
                 .map(|service| (service, Ok(found.next().expect("two"))))
                 .collect(),
+            service_networks: Ok(Some(networks(&["10.96.0.0/16"]))),
+            cluster_networks: Vec::new(),
         })),
     }
+}
+
+fn networks(texts: &[&str]) -> BTreeSet<IpNet> {
+    let networks = texts.iter().map(|text| text.parse().expect("a network"));
+    networks.collect()
 }
 
 /// The findings of a sound node that `change` has changed, without those that are in order.
@@ -409,6 +416,27 @@ fn rights_are_judged_by_what_they_are_for() {
         cluster(facts).permissions[0].1 = Err("500".into());
     };
     one(mute, "rbac", Warning, &["500"]);
+}
+
+#[test]
+fn the_networks_of_services_come_from_the_api_server_or_from_an_option() {
+    use Status::Warning;
+    let found = |found| move |facts: &mut Facts| cluster(facts).service_networks = found;
+    let words = ["no ServiceCIDR", "--cluster-networks"];
+    one(found(Ok(None)), "services", Warning, &words);
+    one(found(Ok(Some(networks(&[])))), "services", Warning, &words);
+    one(found(Err("403".into())), "services", Warning, &["403"]);
+    one(
+        |facts| deny(facts, |right| right.purpose == Purpose::ServiceNetworks),
+        "rbac",
+        Warning,
+        &["list servicecidrs.networking.k8s.io"],
+    );
+    let by_option = changed(|facts| {
+        found(Ok(None))(facts);
+        cluster(facts).cluster_networks = networks(&["10.96.0.0/16"]).into_iter().collect();
+    });
+    assert_eq!(by_option, []);
 }
 
 #[test]

@@ -136,6 +136,26 @@ fn what_comes_to_be_refused_is_closed_and_opens_again_when_it_is_no_more() {
 }
 
 #[test]
+fn addresses_of_the_service_networks_are_closed_and_open_again_when_the_network_goes() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let networks = |texts: &[&str]| {
+        let networks = texts.iter().map(|text| text.parse().expect("a network"));
+        Input::ServiceNetworks(networks.collect())
+    };
+    let inside = [10, 96, 1, 1];
+    node.answer("p1", "example.com", &[ADDRESS, inside], 600);
+    assert_eq!(node.destinations().len(), 2);
+    node.give(networks(&["10.96.0.0/16", "fd00:10:96::/112"]));
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    assert_eq!(refusals_of(&node), [("service", 1)]);
+    // A further network, as an administrator adds one.
+    node.give(networks(&["10.96.0.0/16", "203.0.113.0/24"]));
+    assert_eq!(node.destinations(), BTreeSet::new());
+    node.give(networks(&["203.0.113.0/24"]));
+    assert_eq!(node.destinations(), ["10.96.1.1".to_owned()].into());
+}
+
+#[test]
 fn a_form_of_an_address_of_ipv4_that_comes_to_be_refused_is_closed() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     let forms = [

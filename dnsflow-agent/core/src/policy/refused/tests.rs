@@ -775,6 +775,7 @@ impl Rows {
             pods: pods
                 .map(|(whose, nets)| (whose, Networks::new(nets)))
                 .collect(),
+            service_networks: Networks::default(),
             services,
             nodes: gateways.chain(encapsulations).copied().collect(),
             dns: BTreeSet::new(),
