@@ -1177,9 +1177,17 @@ impl View<'_> {
             (None, Some(name)) => !self.cache.port(other).entries.of_name(name).is_empty(),
             (None, None) => false,
         };
-        let mut others = self.ports.iter().filter(|(other, _)| *other != id);
-        if let Some((_, other)) = others.find(|(other, _)| is_told(*other)) {
-            let other = &other.row.iface_id;
+        let namespace_of = |port: &Port| self.policy.namespace_of_names(&port.row);
+        let namespace = namespace_of(port);
+        let others = self.ports.iter().filter(|(other, _)| *other != id);
+        let told = others.filter(|(other, _)| is_told(*other));
+        let told = told.map(|(_, other)| {
+            let is_own = namespace.is_some() && namespace_of(other) == namespace;
+            is_own.then_some(&*other.row.iface_id)
+        });
+        // A pod of the same namespace, if there is one. Tenants read this, and must not learn of others' pods.
+        if let Some(other) = told.max() {
+            let other = other.unwrap_or("a pod of another namespace");
             let text = format!(
                 "this pod has not asked; {other} was told, and each pod reaches what it was told itself"
             );

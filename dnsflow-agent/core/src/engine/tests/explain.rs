@@ -7,14 +7,20 @@ use super::*;
 use crate::{
     ask::{
         attempts::{AskedServer, Heard, HeardAt},
-        view::{Beside, ExplainedAddress, Explanation, Reason, StepOutcome, Target, Verdict},
+        view::{
+            Beside, ExplainedAddress, Explanation, Judged, Reason, StepOutcome, Target, Verdict,
+        },
     },
     ovn::{
         acl::of_ports,
         hash::{Family, address_set_hashes},
         rows::{GatewayPort, Interface, LoadBalancer, LogicalSwitch},
     },
-    values::{connection::PendingQuery, limits::TAKEOVER_MAX, name::DnsName},
+    values::{
+        connection::{Attempt, PendingQuery},
+        limits::TAKEOVER_MAX,
+        name::DnsName,
+    },
 };
 
 const TARGET: &str = "203.0.113.1:443";
@@ -55,6 +61,18 @@ fn address(explained: Explanation) -> ExplainedAddress {
 fn reason(node: &Node, target: &str) -> (Verdict, Reason, Option<u32>) {
     let explained = address(explain(node, "p1", target));
     (explained.verdict, explained.reason, explained.rule)
+}
+
+/// The verdict over the pod's attempt to connect to port 443 of the address.
+fn judged(node: &Node) -> Judged {
+    let attempt = Attempt {
+        ifindex: ifindex_of(node.pods["ns1_p1"]),
+        protocol: Protocol::Tcp,
+        address: ADDRESS.into(),
+        port: 443,
+        at: node.now,
+    };
+    node.engine.view().judge_attempt(&attempt, &[], node.now)
 }
 
 /// An answer for a name that no rule mentions has led a pod to the address.
@@ -437,6 +455,62 @@ fn another_pod_was_told() {
     let not_yet = |rule| (Verdict::NotYet, Reason::ToldToOtherPod, Some(rule));
     assert_eq!(reason(&node, TARGET), not_yet(1));
     assert_eq!(reason(&node, "example.com"), not_yet(0));
+}
+
+/// The texts that a tenant reads, where a pod of this namespace was told the address.
+fn texts_beside_a_pod_of(namespace: &str) -> [String; 3] {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    let id = FirewallId {
+        namespace: namespace.to_owned(),
+        name: "default".into(),
+    };
+    let rules = [allow("example.com"), deny_all()];
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: false,
+        firewalls: vec![(id, Some(firewall(&rules)))],
+    }));
+    let row = RowId::new(0x109);
+    let port = format!("{namespace}_payroll");
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: false,
+        interfaces: vec![(row, Some(interface(&port, 9, "uid-payroll")))],
+    }));
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(
+            row,
+            Some(PortBinding {
+                namespace: Some(namespace.into()),
+                ..port_binding(&port, 9)
+            }),
+        )],
+        ..SbUpdate::default()
+    }));
+    let ifindex = ifindex_of(row);
+    let bytes = node.to_pod(ifindex, answer_frame("example.com", &[ADDRESS], 600));
+    node.frame(ifindex, &bytes);
+    assert_eq!(node.engine.view().addresses(&port).len(), 1);
+    let Judged::Denied(_, denied) = judged(&node) else {
+        panic!("it is denied");
+    };
+    // The last is the note of an Event in the tenant's namespace.
+    let explained = |target| address(explain(&node, "p1", target)).text;
+    [
+        explained(TARGET),
+        explained("example.com:443"),
+        denied.to_string(),
+    ]
+}
+
+/// An Event on the EgressFirewall shows the same text to everybody who may read the namespace.
+#[test]
+fn a_pod_of_another_namespace_is_not_named() {
+    for text in texts_beside_a_pod_of("ns2") {
+        assert!(text.contains("a pod of another namespace was told"));
+        assert!(!text.contains("payroll"), "{text}");
+    }
+    for text in texts_beside_a_pod_of("ns1") {
+        assert!(text.contains("ns1_payroll was told"), "{text}");
+    }
 }
 
 #[test]
