@@ -21,7 +21,7 @@ use crate::{
 };
 
 pub(crate) use batch::{Batch, Expected, Written};
-pub(crate) use flows::Flows;
+pub(crate) use flows::{Flows, Presence};
 pub(crate) use groups::{GroupId, Groups};
 
 /// How one address is enforced in switch and kernel.

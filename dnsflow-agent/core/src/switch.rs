@@ -53,7 +53,7 @@ use crate::{
         name::DomainName,
     },
 };
-use comparison::{Comparison, Lost};
+use comparison::{Comparison, Lost, RefusedBatches};
 use foreign::ForeignFlows;
 use quiet_time::QuietTime;
 use sentinels::Sentinels;
@@ -159,6 +159,8 @@ pub(crate) struct Switch {
     pending: BTreeMap<BatchId, Pending>,
     /// Batches with a part that the switch has refused.
     incomplete: BTreeSet<BatchId>,
+    /// Batches with a change that the switch has refused.
+    refused: RefusedBatches,
     /// Batches that the switch had not answered when the connection was lost: the next comparison
     /// covers them.
     unanswered: BTreeSet<BatchId>,
@@ -194,6 +196,7 @@ impl Switch {
             changes_max: CHANGES_PER_BATCH_MAX / 2,
             pending: BTreeMap::new(),
             incomplete: BTreeSet::new(),
+            refused: RefusedBatches::default(),
             unanswered: BTreeSet::new(),
             sent_at: Timestamp::default(),
             foreign: ForeignFlows::default(),
@@ -259,6 +262,20 @@ impl Switch {
             Written::In(batch) if self.waiting.contains(batch) => Wait::batch(batch),
             Written::In(batch) if self.revalidation.awaits(batch) => Wait::batch(batch),
             Written::In(_) => Wait::default(),
+        }
+    }
+
+    /// Whether the switch has all flows that came into it like this, or had them when it was last compared.
+    pub(crate) fn has_confirmed(&self, written: Written) -> bool {
+        match written {
+            Written::Before => true,
+            Written::Unsent { comparisons } => comparisons != self.comparison.ended,
+            Written::In(batch) => {
+                let is_on_its_way = self.pending.contains_key(&batch)
+                    || self.opens_in(batch)
+                    || self.waiting.contains(batch);
+                !is_on_its_way && !self.unanswered.contains(&batch) && !self.refused.contain(batch)
+            }
         }
     }
 
@@ -729,7 +746,11 @@ impl Switch {
                 is_written,
             };
         };
-        is_written &= !self.incomplete.remove(&batch);
+        let has_refused_part = self.incomplete.remove(&batch);
+        is_written &= !has_refused_part;
+        if has_refused_part || matches!(result, Err(BatchError::Refused(_))) {
+            self.refused.note(batch);
+        }
         self.lost.batches.remove(&batch);
         self.waiting.answered(batch, &pending.shares);
         let pass_from = pending.before + REVALIDATION_INTERVAL;
@@ -841,6 +862,7 @@ impl Switch {
         self.openings = None;
         self.pending.clear();
         self.incomplete.clear();
+        self.refused = RefusedBatches::default();
         self.sent_at = Timestamp::default();
         self.foreign.clear();
         self.revalidation.disconnected()

@@ -31,8 +31,12 @@ pub(crate) enum Doubt {
     Resolved,
     /// The rule selects nodes, and it is not known which.
     Node,
+    /// The switch has not confirmed the flows of the rule.
+    Unconfirmed,
     /// OVN is following an edit of the EgressFirewall.
     Edit,
+    /// The address has flows, or changes of flows wait, that are not those of the rules.
+    OtherFlows,
 }
 
 /// The decision over a connection.

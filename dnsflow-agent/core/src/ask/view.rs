@@ -4,6 +4,7 @@
 //! is one.
 
 mod attempt;
+mod enforced;
 mod explain;
 
 use std::{

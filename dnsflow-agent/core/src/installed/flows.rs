@@ -44,6 +44,17 @@ pub(crate) struct FlowState<'a> {
     pub(crate) is_lost: bool,
 }
 
+/// Whether the switch has a flow that it should have, as far as that is known.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Presence {
+    /// It has.
+    There,
+    /// The flow is missing, and is being restored.
+    Lost,
+    /// The switch has not confirmed the flow.
+    Unconfirmed,
+}
+
 /// A flow that should be in the switch.
 #[derive(Debug)]
 struct Flow {
@@ -352,13 +363,25 @@ impl Flows {
         (!deciding.lost).then_some(deciding.template.priority)
     }
 
-    /// How many flows have one of these priorities, and are for one of these transports.
-    pub(crate) fn count(&self, priorities: &[u16], transports: &[Option<Transport>]) -> usize {
-        let templates = self.flows.iter().map(|flow| &flow.template);
-        let counted = templates.filter(|template| {
-            priorities.contains(&template.priority) && transports.contains(&template.transport)
-        });
-        counted.count()
+    /// The flows of rules, without their destination, and whether the switch has each. `are_confirmed`: whether the switch
+    /// has confirmed the batch that wrote some of them last.
+    pub(crate) fn presence(
+        &self,
+        are_confirmed: bool,
+    ) -> impl Iterator<Item = (&FlowTemplate, Presence)> {
+        let last = self.flows.iter().map(|flow| flow.written_at).max();
+        let flows = self.flows.iter();
+        let flows = flows.filter(|flow| !flow.template.ends_marks());
+        flows.map(move |flow| {
+            let presence = if flow.lost {
+                Presence::Lost
+            } else if !are_confirmed && Some(flow.written_at) == last {
+                Presence::Unconfirmed
+            } else {
+                Presence::There
+            };
+            (&*flow.template, presence)
+        })
     }
 
     /// The traffic of each flow, but for those that deny all: these are there also without room.

@@ -270,6 +270,22 @@ impl RuleSet {
         self.sources.contains_key(source)
     }
 
+    /// The rule that OVN enforces as this one of the EgressFirewall, at its index, if OVN does so.
+    pub(crate) fn enforced_as(
+        &self,
+        index: u32,
+        rule: &Rule,
+        name: &DnsName,
+    ) -> Option<&ActiveRule> {
+        let mut named = self.named(name.name());
+        named.find(|active| {
+            active.index == index
+                && active.action == rule.action
+                && active.name.is_wildcard() == name.is_wildcard()
+                && ports(&active.transports) == ports(&rule.ports)
+        })
+    }
+
     /// The rules with this name, without wildcards.
     fn named(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
         let places = self.by_name.get(name.wire()).into_iter().flatten();

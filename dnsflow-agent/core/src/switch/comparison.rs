@@ -71,6 +71,36 @@ pub(super) struct Lost {
     pub(super) restored: usize,
 }
 
+/// Batches with a change that the switch has refused, until a comparison that has begun behind that ends: it tells
+/// which of the flows are there.
+#[derive(Debug, Default)]
+pub(super) struct RefusedBatches {
+    /// Those of which the dump under way tells.
+    in_dump: BTreeSet<BatchId>,
+    /// Those since.
+    since: BTreeSet<BatchId>,
+}
+
+impl RefusedBatches {
+    /// Notes one.
+    pub(super) fn note(&mut self, batch: BatchId) {
+        self.since.insert(batch);
+    }
+
+    /// Whether this is one.
+    pub(super) fn contain(&self, batch: BatchId) -> bool {
+        self.in_dump.contains(&batch) || self.since.contains(&batch)
+    }
+
+    fn dump_begins(&mut self) {
+        self.in_dump.append(&mut self.since);
+    }
+
+    fn compared(&mut self) {
+        self.in_dump.clear();
+    }
+}
+
 /// Who has lost flows, in order; some may have none any more. Each waits once, however often its flows are found lost.
 #[derive(Debug, Default)]
 pub(super) struct LostHolders {
@@ -148,6 +178,11 @@ impl Switch {
         let flows = holder.and_then(|holder| access.flows(holder));
         let is_ours = flows.is_some_and(|(_, flows)| flows.contains(&key));
         self.foreign.note(key, cookie, is_ours, out);
+    }
+
+    /// Whether somebody else has a flow with the key of one that could be ours.
+    pub(crate) fn has_foreign(&self) -> bool {
+        !self.foreign.are_none()
     }
 
     /// Whether somebody else has a flow with this key.
@@ -245,6 +280,7 @@ impl Switch {
             comparison.unshown = self.pending.keys().copied().chain(of_turn).collect();
             self.sentinels.dump_begins();
             self.waiting.dump_begins();
+            self.refused.dump_begins();
             comparison.at = Some(now + COMPARE_INTERVAL);
             match with_marks {
                 true => out.command(Command::ReadMarks),
@@ -372,6 +408,7 @@ impl Switch {
         self.comparison.ended += 1;
         self.comparison.has_ended = true;
         self.unanswered.clear();
+        self.refused.compared();
         self.waiting.dump_ends();
         if std::mem::replace(&mut self.phase, Phase::Compared) != Phase::Compared {
             // The sentinel flows of an earlier run may be about to time out.

@@ -36,6 +36,11 @@ impl Foreign {
 }
 
 impl ForeignFlows {
+    /// Whether there are none.
+    pub(super) fn are_none(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether there is no room for more.
     pub(super) fn are_full(&self) -> bool {
         self.0.len() >= FOREIGN_FLOWS_MAX
@@ -64,7 +69,7 @@ impl ForeignFlows {
 
     /// Removes the changes that would overwrite flows of others.
     pub(super) fn leave(&mut self, changes: &mut Vec<FlowChange>, out: &mut Output) {
-        if self.0.is_empty() {
+        if self.are_none() {
             return;
         }
         changes.retain(|change| {

@@ -9,11 +9,11 @@ use super::{
 };
 use crate::{
     Timestamp,
-    ask::{attempts::Heard, history::Tried},
+    ask::{attempts::Heard, history::Tried, judge::Doubt},
     io::report::{Denied, ToldName},
     pods::ports::Port,
     policy::Mention,
-    values::connection::Attempt,
+    values::{connection::Attempt, firewall::RuleAction},
 };
 
 /// The verdict over an attempt.
@@ -56,7 +56,13 @@ impl View<'_> {
             remedy,
             ..
         } = self.decide(id, port, asked);
-        if is_elsewhere(ruling.reason) {
+        let rule = firewall
+            .zip(ruling.rule)
+            .and_then(|(firewall, rule)| rule_at(firewall, rule));
+        let passes = rule.is_none_or(|rule| rule.action == RuleAction::Allow);
+        let by_flows = matches!(ruling.doubt, Some(Doubt::Unconfirmed | Doubt::OtherFlows));
+        let may_pass = ruling.verdict == Verdict::NotKnown && (passes || by_flows);
+        if is_elsewhere(ruling.reason) || may_pass {
             return Judged::NotJudged;
         }
         let is_allowed = ruling.verdict == Verdict::Allowed;
@@ -98,9 +104,6 @@ impl View<'_> {
         if is_allowed {
             return Judged::Allowed(tried);
         }
-        let rule = firewall
-            .zip(ruling.rule)
-            .and_then(|(firewall, rule)| rule_at(firewall, rule));
         let denies = ruling.rule.map(|rule| format!("rule {rule} denies it"));
         let rest = denies.and_then(|denies| ruling.text.strip_prefix(&denies));
         let text = match rest {

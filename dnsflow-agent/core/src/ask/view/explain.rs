@@ -12,10 +12,14 @@ use std::{
 use dnsflow_common::question::question_hash;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use super::{
-    EntryView, PortView, View, action_text, attempt::is_on_link, destination_text, pod_of,
-    transport_text,
+    EntryView, PortView, View, action_text,
+    attempt::is_on_link,
+    destination_text,
+    enforced::{AddressFlows, Extent, RuleFlows},
+    pod_of, transport_text,
 };
 use crate::{
     Timestamp,
@@ -27,10 +31,7 @@ use crate::{
     io::report::Severity,
     ovn::hash::{Family, address_set_hashes},
     pods::ports::Port,
-    policy::{
-        plan::matched_by_any,
-        rules::{ActiveRule, NamePattern, Problem, is_dry_run},
-    },
+    policy::rules::{ActiveRule, NamePattern, Problem, RuleSet, is_dry_run},
     values::{
         connection::PendingQuery,
         firewall::{Destination, Firewall, Rule, RuleAction},
@@ -247,6 +248,10 @@ struct Destined<'a> {
     id: PortId,
     port: &'a Port,
     asked: Asked<'a>,
+    /// The rules that OVN enforces at the port.
+    sets: Vec<&'a RuleSet>,
+    /// Its flows, if the pod was told the address.
+    flows: Option<AddressFlows<'a>>,
     /// The names that lead to it.
     names: Vec<&'a DomainName>,
     /// The one of them that does not count yet.
@@ -282,7 +287,24 @@ impl Untold {
     }
 }
 
-impl Destined<'_> {
+impl<'a> Destined<'a> {
+    /// The rules that OVN enforces as this one of the EgressFirewall: none, or mostly one.
+    fn enforced_as(&self, (index, rule): (u32, &Rule), name: &DnsName) -> Enforcing<'a> {
+        let sets = self.sets.iter();
+        sets.filter_map(|set| set.enforced_as(index, rule, name))
+            .collect()
+    }
+
+    /// Whether its flows are those of an earlier run, whose names are not known.
+    fn is_adopted(&self) -> bool {
+        self.flows.as_ref().is_some_and(AddressFlows::are_adopted)
+    }
+
+    /// The limit for which rules have not all of their flows, if some have not.
+    fn limit(&self) -> Option<Limit> {
+        self.flows.as_ref().and_then(AddressFlows::limit)
+    }
+
     /// A name that leads to it and that a rule by name covers.
     fn told(&self, rule: &DnsName, pattern: NamePattern) -> Option<&DomainName> {
         let mut names = self.names.iter().copied();
@@ -319,6 +341,9 @@ impl Destined<'_> {
     }
 }
 
+/// The rules that OVN enforces as one of the EgressFirewall.
+type Enforcing<'a> = SmallVec<[&'a ActiveRule; 1]>;
+
 /// Why, in words. Of thousands of rules that may match, it is not written anew for each.
 type Why = Cow<'static, str>;
 
@@ -331,6 +356,8 @@ enum By {
     Name,
     /// OVN's address set of the rule's name.
     AddressSet,
+    /// A flow of an earlier run.
+    Adopted,
 }
 
 /// A rule that matches an address, whatever the port.
@@ -338,6 +365,8 @@ enum Match {
     /// It does, or may.
     Yes {
         by: By,
+        /// The limit for which it matches all ports, if so.
+        closes_all: Option<Limit>,
         once_asked: bool,
         doubt: Option<Doubt>,
         why: Why,
@@ -355,15 +384,17 @@ impl Match {
     fn certain(by: By, why: String) -> Self {
         Self::Yes {
             by,
+            closes_all: None,
             once_asked: false,
             doubt: None,
             why: why.into(),
         }
     }
 
-    fn doubtful(by: By, doubt: Doubt, why: &'static str) -> Self {
+    fn doubtful(by: By, doubt: Doubt, why: impl Into<Why>) -> Self {
         Self::Yes {
             by,
+            closes_all: None,
             once_asked: false,
             doubt: Some(doubt),
             why: why.into(),
@@ -373,6 +404,7 @@ impl Match {
     fn once_asked(why: &'static str) -> Self {
         Self::Yes {
             by: By::Name,
+            closes_all: None,
             once_asked: true,
             doubt: None,
             why: why.into(),
@@ -389,7 +421,7 @@ struct Step {
 
 /// The result of the walk through the rules.
 #[derive(Default)]
-struct Walk {
+struct Walk<'a> {
     steps: Vec<Step>,
     bearings: Vec<Bearing>,
     /// The rules of the bearings, and why each matches.
@@ -400,6 +432,8 @@ struct Walk {
     would: Option<(u32, Reason, String)>,
     /// Whether some rule by name before the decision allows anything.
     allows_names: bool,
+    /// The rules of OVN whose flows were looked at.
+    enforcing: Enforcing<'a>,
 }
 
 /// The decision over one address, or over a name without one.
@@ -418,6 +452,8 @@ pub(super) struct Ruling {
     pub(super) reason: Reason,
     pub(super) rule: Option<u32>,
     pub(super) text: String,
+    /// If it is not certain, the heaviest doubt.
+    pub(super) doubt: Option<Doubt>,
 }
 
 impl Ruling {
@@ -427,6 +463,7 @@ impl Ruling {
             reason,
             rule: None,
             text,
+            doubt: None,
         }
     }
 }
@@ -683,6 +720,7 @@ impl View<'_> {
                 };
             }
         };
+        let flows = address.and_then(|address| self.address_flows((id, port), address));
         let entry = address.and_then(|address| self.cache.entry(id, address));
         let told = entry.into_iter().flat_map(|entry| entry.names.keys());
         let mut names: Vec<&DomainName> = told.collect();
@@ -694,6 +732,8 @@ impl View<'_> {
             id,
             port,
             asked,
+            sets: self.policy.sets(row),
+            flows,
             names,
             unknown,
             untold: OnceCell::new(),
@@ -771,7 +811,7 @@ impl View<'_> {
     }
 
     /// Goes through the rules in their order.
-    fn walk(&self, firewall: &Firewall, to: &Destined<'_>) -> Walk {
+    fn walk<'a>(&self, firewall: &Firewall, to: &Destined<'a>) -> Walk<'a> {
         let mut walk = Walk::default();
         for (index, rule) in (0..).zip(firewall.rules.iter()) {
             let (outcome, why) = self.step(to, firewall, (index, rule), &mut walk);
@@ -784,16 +824,38 @@ impl View<'_> {
                 });
             }
         }
+        if self.has_other_flows(to, &walk) {
+            // They decide, or a rule without a name does.
+            let bearings = [RuleAction::Allow, RuleAction::Deny].map(|action| Bearing {
+                rule: 0,
+                action,
+                once_asked: false,
+                doubt: Some(Doubt::OtherFlows),
+            });
+            walk.bearings.splice(..0, bearings);
+        }
         walk
     }
 
+    /// Whether the switch may have flows to the address that are not those of the rules.
+    fn has_other_flows(&self, to: &Destined<'_>, walk: &Walk<'_>) -> bool {
+        let others = to.flows.as_ref();
+        let are_others =
+            others.is_some_and(|flows| flows.are_others(&walk.enforcing, to.asked.transport));
+        let may_wait = |address: IpAddr| {
+            let mut own = to.port.row.addresses.iter();
+            own.any(|own| self.switch.waiting_between(*own, address) > 0)
+        };
+        are_others || to.asked.address.is_some_and(may_wait)
+    }
+
     /// How one rule bears on a connection. Notes that in the walk.
-    fn step(
+    fn step<'a>(
         &self,
-        to: &Destined<'_>,
+        to: &Destined<'a>,
         firewall: &Firewall,
         (index, rule): (u32, &Rule),
-        walk: &mut Walk,
+        walk: &mut Walk<'a>,
     ) -> (StepOutcome, Why) {
         if let Destination::Invalid(reason) = &rule.destination {
             return (StepOutcome::NotInForce, reason.clone().into());
@@ -801,7 +863,7 @@ impl View<'_> {
         let is_by_name = matches!(rule.destination, Destination::Name(_));
         let allows_name = is_by_name && rule.action == RuleAction::Allow;
         walk.allows_names |= allows_name && !walk.is_decided;
-        let Some(matches) = self.matches(to, firewall, (index, rule)) else {
+        let Some(matches) = self.matches(to, firewall, (index, rule), walk) else {
             return (StepOutcome::NoMatch, "".into());
         };
         // Of an address of another name, an allowed name says nothing, and of an address without a known name.
@@ -811,9 +873,9 @@ impl View<'_> {
             Match::NotInForce { .. } => true,
         };
         let is_first = |walk: &Walk| allows_name && walk.would.is_none();
-        let closes_all = match rule.action {
-            RuleAction::Deny if is_by_name => self.cut(to, (index, rule)),
-            RuleAction::Deny | RuleAction::Allow => None,
+        let closes_all = match &matches {
+            Match::Yes { closes_all, .. } => closes_all.clone(),
+            Match::NotInForce { .. } => None,
         };
         let ports = match closes_all {
             Some(_) => Ports::All,
@@ -838,13 +900,18 @@ impl View<'_> {
                 once_asked,
                 doubt,
                 why,
+                ..
             } => (by, once_asked, doubt, why),
             Match::NotInForce { doubt, reason, why } => {
                 let but = match reason {
                     Reason::AclMissing | Reason::RuleNotUsable => "is not in force: ",
                     _ => "",
                 };
-                if is_first(walk) {
+                // A rule for other ports explains less.
+                let explains_more = allows_name
+                    && !walk.is_decided
+                    && matches!(walk.would, Some((_, Reason::WrongPort, _)));
+                if is_first(walk) || explains_more {
                     let text = format!("rule {index} would allow it, but {but}{why}");
                     walk.would = Some((index, reason, text));
                 }
@@ -874,7 +941,13 @@ impl View<'_> {
         let outcome = match doubt {
             Some(Doubt::Port) => StepOutcome::SomePorts,
             Some(Doubt::Address | Doubt::OtherName) => StepOutcome::SomeAddresses,
-            Some(Doubt::Resolved | Doubt::Node | Doubt::Edit) => StepOutcome::Unknown,
+            Some(
+                Doubt::Resolved
+                | Doubt::Node
+                | Doubt::Unconfirmed
+                | Doubt::Edit
+                | Doubt::OtherFlows,
+            ) => StepOutcome::Unknown,
             None if once_asked => StepOutcome::OnceAsked,
             None => StepOutcome::Decides,
         };
@@ -882,11 +955,12 @@ impl View<'_> {
     }
 
     /// Whether and how a rule matches, whatever the port.
-    fn matches(
+    fn matches<'a>(
         &self,
-        to: &Destined<'_>,
+        to: &Destined<'a>,
         firewall: &Firewall,
         (index, rule): (u32, &Rule),
+        walk: &mut Walk<'a>,
     ) -> Option<Match> {
         let address = to.asked.address;
         let name = match &rule.destination {
@@ -908,32 +982,27 @@ impl View<'_> {
         let pattern = NamePattern::of(name, firewall, self.policy.subdomains());
         let told = to.told(name, pattern);
         let in_set = to.is_in_set_of(name);
-        let by_set = match in_set {
-            Some(true) => {
-                return Some(Match::certain(By::AddressSet, matched_text(rule, None, to)));
-            }
-            Some(false) => None,
-            None => Some(Doubt::Resolved),
+        let is_told = told.is_some() || to.is_adopted();
+        let enforcing = match is_told || in_set == Some(true) {
+            true => to.enforced_as((index, rule), name),
+            false => Enforcing::new(),
         };
-        if told.is_some()
-            && let Some((reason, why)) = self.not_in_force(to, (index, rule), name)
-        {
-            let doubt = match (reason, to.asked.sets) {
-                (Reason::AclMissing, _) => Some(Doubt::Edit),
-                (_, Sets::Known(_)) => by_set,
-                // ovn-kubernetes has resolved the same name.
-                (_, Sets::Unlikely | Sets::Unknown) => Some(Doubt::Resolved),
-            };
-            return Some(Match::NotInForce {
-                doubt: doubt.filter(|_| address.is_some()),
-                reason,
-                why,
+        walk.enforcing.extend(enforcing.iter().copied());
+        if in_set == Some(true) {
+            // What OVN denies by its own flows, ours cannot open.
+            let waits = enforcing.is_empty().then(|| self.not_enforced(to, index));
+            return Some(match waits {
+                Some((Reason::AclMissing | Reason::FirewallNotTakenOver, why)) => {
+                    Match::doubtful(By::AddressSet, Doubt::Edit, why)
+                }
+                Some(_) | None => Match::certain(By::AddressSet, matched_text(rule, None, to)),
             });
         }
+        let by_set = in_set.is_none().then_some(Doubt::Resolved);
+        if is_told && let Some(matches) = self.matches_told(to, (index, rule), told, &enforcing) {
+            return Some(matches);
+        }
         Some(match (address, told) {
-            (Some(_), Some(told)) if to.unknown != Some(told) => {
-                Match::certain(By::Name, matched_text(rule, Some(told), to))
-            }
             (None, None) => {
                 let doubt = match to.untold().ends_by_asking() {
                     true => Doubt::OtherName,
@@ -959,7 +1028,10 @@ impl View<'_> {
                     && to.is_nameless()
                     && to.untold().ends_by_asking() =>
                 {
-                    Match::once_asked("the pod has not asked for its name")
+                    match is_dry_run(&to.sets) {
+                        true => dry_run(None),
+                        false => Match::once_asked("the pod has not asked for its name"),
+                    }
                 }
                 None => return None,
             },
@@ -989,98 +1061,111 @@ impl View<'_> {
         }
     }
 
-    /// Why a rule by name is not in force for an address that the pod got from DNS.
-    fn not_in_force(
+    /// Whether and how a rule by name matches that covers a name of the destination, or by whose flow the address was
+    /// adopted: by the flows that the switch has. `None` if no flow is wanted because the pod has not asked for the name.
+    fn matches_told(
         &self,
         to: &Destined<'_>,
         (index, rule): (u32, &Rule),
-        name: &DnsName,
-    ) -> Option<(Reason, String)> {
-        let row = &to.port.row;
-        let sets = self.policy.sets(row);
-        let is_it = |active: &ActiveRule| {
-            active.name.meaning() == name.meaning() && active.action == rule.action
+        told: Option<&DomainName>,
+        enforcing: &[&ActiveRule],
+    ) -> Option<Match> {
+        let not_in_force =
+            |doubt: Option<Doubt>, reason, why| Some(Match::NotInForce { doubt, reason, why });
+        let may_be_resolved = match to.asked.sets {
+            Sets::Known(_) => None,
+            // ovn-kubernetes has resolved the same name.
+            Sets::Unlikely | Sets::Unknown => Some(Doubt::Resolved),
         };
-        let is_active = sets
-            .iter()
-            .flat_map(|set| set.rules())
-            .any(|active| is_it(active));
-        if !is_active {
-            let namespace = self.policy.namespace_of_names(row).unwrap_or_default();
-            let mut problems = self.policy.problems(namespace);
-            let problem = problems.find(|(at, _)| *at == index);
-            return Some(match problem.map(|(_, problem)| problem) {
-                Some(problem @ Problem::NotTakenOver(_)) => {
-                    (Reason::FirewallNotTakenOver, problem.to_string())
-                }
-                Some(problem) if problem.severity() == Severity::NotInForce => {
-                    (Reason::RuleNotUsable, problem.to_string())
-                }
-                Some(problem) => (Reason::AclMissing, problem.to_string()),
-                None => (
-                    Reason::AclMissing,
-                    "OVN does not enforce the rule at this port yet".to_owned(),
-                ),
-            });
+        if enforcing.is_empty() {
+            // An adopted address may be one of another rule.
+            told?;
+            let (reason, why) = self.not_enforced(to, index);
+            let doubt = match reason {
+                Reason::AclMissing => Some(Doubt::Edit),
+                _ => may_be_resolved,
+            };
+            return not_in_force(doubt, reason, why);
         }
-        let address = to.asked.address?;
-        if rule.action == RuleAction::Allow
-            && let Some(refused) = self.refusal(address, row)
+        if told.is_some()
+            && rule.action == RuleAction::Allow
+            && let Some(refused) = to
+                .asked
+                .address
+                .and_then(|to_address| self.refusal(to_address, &to.port.row))
         {
-            let text = format!("the address is never opened: {refused}");
-            return Some((Reason::AddressRefused, text));
+            let why = format!("the address is never opened: {refused}");
+            return not_in_force(may_be_resolved, Reason::AddressRefused, why);
         }
-        let entry = self.cache.entry(to.id, address)?;
-        if is_dry_run(&sets) {
-            let text = "this is a dry run: no flow is installed".to_owned();
-            return Some((Reason::DryRun, text));
+        if told.is_some() && is_dry_run(&to.sets) {
+            return Some(dry_run(may_be_resolved));
         }
-        if rule.action == RuleAction::Allow
-            && let Some(limit) = self.cut(to, (index, rule))
-        {
-            return Some((Reason::LimitReached, limit.to_string()));
+        let flows = to.flows.as_ref()?;
+        let RuleFlows {
+            extent,
+            closes_all,
+            are_wanted,
+        } = flows.of_rule(enforcing, to.asked.transport);
+        let is_known = told.is_some() && told != to.unknown;
+        let closes_all = closes_all.then(|| to.limit().unwrap_or(Limit::FlowsOfAddress));
+        let by = match is_known {
+            true => By::Name,
+            false => By::Adopted,
+        };
+        match extent {
+            Extent::All => Some(Match::Yes {
+                by,
+                closes_all,
+                once_asked: false,
+                doubt: None,
+                why: match is_known {
+                    true => matched_text(rule, told, to).into(),
+                    false => "an earlier agent has installed its flow to the address".into(),
+                },
+            }),
+            Extent::Unknown => Some(Match::Yes {
+                by,
+                closes_all,
+                once_asked: false,
+                doubt: Some(Doubt::Unconfirmed),
+                why: "the switch has not confirmed all of its flows, or somebody else has one in its place".into(),
+            }),
+            // For other ports it may have some.
+            Extent::None if !is_known || matches!(ports_match(rule, to.asked.transport), Ports::None) => {
+                is_known.then(|| Match::certain(By::Name, matched_text(rule, told, to)))
+            }
+            Extent::None => match to.limit().filter(|_| !are_wanted) {
+                Some(limit) => {
+                    not_in_force(may_be_resolved, Reason::LimitReached, limit.to_string())
+                }
+                None => {
+                    let why = "its flow is not in the switch at the moment".to_owned();
+                    not_in_force(may_be_resolved, Reason::FlowMissing, why)
+                }
+            },
         }
-        let flows = self.cache.flows_of(address, entry);
-        let are_there = flows.is_some_and(|(_, flows)| !flows.is_empty() && !flows.is_lost());
-        let is_marked = entry.installed.group().is_none() || entry.installed.is_marked();
-        (!are_there || !is_marked).then(|| {
-            let text = "its flow is not in the switch at the moment".to_owned();
-            (Reason::FlowMissing, text)
-        })
     }
 
-    /// The limit for which a rule by name has not all of its flows to an address.
-    fn cut(&self, to: &Destined<'_>, (index, rule): (u32, &Rule)) -> Option<Limit> {
-        let address = to.asked.address?;
-        let entry = self.cache.entry(to.id, address)?;
-        let room = entry.cut?;
-        let sets = self.policy.sets(&to.port.row);
-        let active = |place: &(usize, usize)| &*sets[place.0].rules()[place.1];
-        let is_it = |active: &&ActiveRule| active.index == index && active.action == rule.action;
-        let v6 = address.is_ipv6();
-        let sources = to.port.row.addresses.iter();
-        let sources = sources.filter(|source| source.is_ipv6() == v6).count();
-        // A rule that denies and has not all of its flows closes all ports.
-        let is_asked = |transport: &&Transport| match (rule.action, to.asked.transport) {
-            (RuleAction::Allow, Some(wanted)) => transport.is_for(wanted),
-            (RuleAction::Allow, None) | (RuleAction::Deny, _) => true,
-        };
-        let matched = matched_by_any(&sets, entry.names.keys());
-        let mut rules = matched.iter().map(active).filter(is_it);
-        let is_cut = rules.any(|active| {
-            let each = active.flow_count(v6, sources) / active.transports.len().max(1);
-            let transports = active.transports.iter().filter(is_asked);
-            let mut asked: Vec<Option<Transport>> = transports.copied().map(Some).collect();
-            if active.transports.is_empty() {
-                asked.push(None);
+    /// Why OVN does not enforce a rule by name at the port.
+    fn not_enforced(&self, to: &Destined<'_>, index: u32) -> (Reason, String) {
+        let namespace = self.policy.namespace_of_names(&to.port.row);
+        let mut problems = self.policy.problems(namespace.unwrap_or_default());
+        let problem = problems.find(|(at, _)| *at == index);
+        match problem.map(|(_, problem)| problem) {
+            Some(problem @ Problem::NotTakenOver(_)) => {
+                (Reason::FirewallNotTakenOver, problem.to_string())
             }
-            let priorities = active.templates.iter().map(|template| template.priority);
-            let priorities: Vec<u16> = priorities.collect();
-            let flows = self.cache.flows_of(address, entry);
-            let there = flows.map_or(0, |(_, flows)| flows.count(&priorities, &asked));
-            there < each * asked.len()
-        });
-        is_cut.then(|| room.limit())
+            Some(problem) if problem.severity() == Severity::NotInForce => {
+                (Reason::RuleNotUsable, problem.to_string())
+            }
+            Some(problem) if problem.severity() == Severity::Waiting => {
+                (Reason::AclMissing, problem.to_string())
+            }
+            Some(_) | None => (
+                Reason::AclMissing,
+                "OVN does not enforce the rule at this port yet".to_owned(),
+            ),
+        }
     }
 
     /// The option that raises a limit, and its value; `None` where no option does.
@@ -1282,6 +1367,15 @@ fn is_of_cluster(name: &DomainName) -> bool {
     text.ends_with(".svc") || text.ends_with(".cluster.local")
 }
 
+/// A rule that would match, if this were no dry run.
+fn dry_run(doubt: Option<Doubt>) -> Match {
+    Match::NotInForce {
+        doubt,
+        reason: Reason::DryRun,
+        why: "this is a dry run: no flow is installed".to_owned(),
+    }
+}
+
 /// Why a rule matches: by this name, or by itself.
 fn matched_text(rule: &Rule, told: Option<&DomainName>, to: &Destined<'_>) -> String {
     match (&rule.destination, told, to.asked.address) {
@@ -1301,7 +1395,7 @@ fn matched_text(rule: &Rule, told: Option<&DomainName>, to: &Destined<'_>) -> St
 }
 
 /// The verdict of the walk.
-fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk) -> Ruling {
+fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk<'_>) -> Ruling {
     let [now, once_asked] = [false, true].map(|is_asked| decide(&walk.bearings, is_asked));
     let passes_now = now.action == RuleAction::Allow && now.unless.is_none();
     let passes_later = once_asked.action == RuleAction::Allow && once_asked.unless.is_none();
@@ -1339,6 +1433,7 @@ fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk) -> Ruling {
             reason: *reason,
             rule: decided.rule,
             text,
+            doubt: None,
         };
     }
     let Some(unless) = decided.unless else {
@@ -1375,6 +1470,15 @@ fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk) -> Ruling {
         }
         Doubt::Node => format!("{otherwise}, unless rule {rule} selects the node"),
         Doubt::Edit => format!("{otherwise}, unless OVN enforces rule {rule} already"),
+        Doubt::Unconfirmed => {
+            let mut steps = walk.steps.iter();
+            let step = steps.find(|step| step.rule == rule);
+            let why = step.map(|step| &*step.why).unwrap_or_default();
+            format!("{otherwise}, unless rule {rule} decides: {why}")
+        }
+        Doubt::OtherFlows => {
+            format!("{otherwise}, unless a flow of earlier rules or names is still there")
+        }
     };
     let (verdict, reason) = match heaviest {
         Doubt::Port => (Verdict::Depends, Reason::DependsOnPort),
@@ -1382,12 +1486,14 @@ fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk) -> Ruling {
         Doubt::Resolved => (Verdict::NotKnown, certain.reason),
         Doubt::Node => (Verdict::NotKnown, Reason::NodeSelector),
         Doubt::Edit => (Verdict::NotKnown, Reason::AclMissing),
+        Doubt::Unconfirmed | Doubt::OtherFlows => (Verdict::NotKnown, Reason::FlowMissing),
     };
     Ruling {
         verdict,
         reason,
         rule: decided.rule,
         text,
+        doubt: Some(heaviest),
     }
 }
 
@@ -1400,7 +1506,12 @@ fn decided_text(action: RuleAction, rule: Option<u32>) -> String {
 }
 
 /// The verdict of the rule that decides.
-fn without_doubt(to: &Destined<'_>, walk: &Walk, rule: Option<u32>, action: RuleAction) -> Ruling {
+fn without_doubt(
+    to: &Destined<'_>,
+    walk: &Walk<'_>,
+    rule: Option<u32>,
+    action: RuleAction,
+) -> Ruling {
     let by = walk.by.iter().find(|(of, _)| Some(*of) == rule);
     let by = by.map(|(_, by)| *by);
     let decided = decided_text(action, rule);
@@ -1414,6 +1525,10 @@ fn without_doubt(to: &Destined<'_>, walk: &Walk, rule: Option<u32>, action: Rule
                 "{decided}, and ovn-kubernetes has resolved its name to the address itself"
             );
             (Verdict::Allowed, Reason::AllowedByOvn, text)
+        }
+        (RuleAction::Allow, Some(By::Adopted)) => {
+            let text = format!("{decided}, by a flow that an earlier agent has installed");
+            (Verdict::Allowed, Reason::AllowedByName, text)
         }
         (RuleAction::Allow, Some(By::Name)) => {
             let text = format!("{decided}, and the pod was told the address");
@@ -1436,11 +1551,17 @@ fn without_doubt(to: &Destined<'_>, walk: &Walk, rule: Option<u32>, action: Rule
         reason,
         rule,
         text,
+        doubt: None,
     }
 }
 
 /// The change that would let the connection pass.
-fn remedy(ruling: &Ruling, walk: &Walk, to: &Destined<'_>, firewall: &Firewall) -> Option<String> {
+fn remedy(
+    ruling: &Ruling,
+    walk: &Walk<'_>,
+    to: &Destined<'_>,
+    firewall: &Firewall,
+) -> Option<String> {
     let is_untold = matches!(
         ruling.reason,
         Reason::NotResolved
@@ -1455,7 +1576,7 @@ fn remedy(ruling: &Ruling, walk: &Walk, to: &Destined<'_>, firewall: &Firewall) 
         ));
     }
     let would = walk.would.as_ref().map(|(rule, ..)| *rule);
-    let limit = limit(ruling, walk, to, firewall);
+    let limit = limit(ruling, walk, to);
     match (limit.as_ref(), would) {
         (Some(Limit::FlowsOfAddress | Limit::FlowsOfPod | Limit::FlowsOfNode), Some(rule)) => {
             return Some(format!("list fewer ports in rule {rule}, or none"));
@@ -1503,15 +1624,12 @@ fn remedy(ruling: &Ruling, walk: &Walk, to: &Destined<'_>, firewall: &Firewall) 
 }
 
 /// The limit that has left no room.
-fn limit(ruling: &Ruling, walk: &Walk, to: &Destined<'_>, firewall: &Firewall) -> Option<Limit> {
+fn limit(ruling: &Ruling, walk: &Walk<'_>, to: &Destined<'_>) -> Option<Limit> {
     if ruling.reason != Reason::LimitReached {
         return None;
     }
-    let would = walk.would.as_ref().and_then(|(index, ..)| {
-        let rule = rule_at(firewall, *index)?;
-        to.view.cut(to, (*index, rule))
-    });
-    would.or_else(|| to.untold().limit.clone())
+    let of_flows = walk.would.as_ref().and_then(|_| to.limit());
+    of_flows.or_else(|| to.untold().limit.clone())
 }
 
 /// Whether the API server takes a name as `dnsName` (the pattern in the definition of EgressFirewall).

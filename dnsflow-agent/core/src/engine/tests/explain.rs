@@ -3,7 +3,7 @@
 use dnsflow_common::question::question_hash;
 use ipnet::IpNet;
 
-use super::*;
+use super::{limits::many, restart::after_restart_with, starts::is_open, *};
 use crate::{
     ask::{
         attempts::{AskedServer, Heard, HeardAt},
@@ -737,10 +737,7 @@ fn rules_that_were_there_at_the_start_came_at_no_time() {
 
 #[test]
 fn the_flows_of_a_rule_do_not_fit() {
-    let many = |rule| Rule {
-        ports: tcp(1024),
-        ..rule
-    };
+    let many = |rule| many(rule, 1024);
     let mut allowed = node(&[many(allow("example.com")), deny_all()]);
     allowed.answer("p1", "example.com", &[ADDRESS], 60);
     let explained = address(explain(&allowed, "p1", TARGET));
@@ -1119,5 +1116,231 @@ fn a_further_port_of_a_rule_has_no_room_in_a_full_node() {
             (verdict, reason),
             "{explained:?}"
         );
+    }
+}
+
+// What is installed decides.
+
+/// A restart, with the snapshot or without, while an address is open for these names.
+fn restarted(rules: &[Rule], names: &[&str], is_saved: bool) -> Node {
+    let mut before = Node::with(rules);
+    for name in names {
+        before.answer("p1", name, &[ADDRESS], 600);
+    }
+    let saved = match is_saved {
+        true => before.engine.snapshot(before.now),
+        false => Vec::new(),
+    };
+    let mut node = after_restart_with(&mut before, &saved, rules, Config::default());
+    let resolver = "10.96.0.10:53".parse().expect("a resolver");
+    node.give(Input::Resolvers([resolver].into()));
+    node
+}
+
+/// The verdict over port 443 of the address, and whether an attempt there is reported as denied.
+fn verdicts(node: &Node) -> (Verdict, bool) {
+    let is_denied = matches!(judged(node), Judged::Denied(..));
+    (verdict(node, TARGET), is_denied)
+}
+
+/// Without a snapshot, an agent knows the flows of the one before it, and not their names.
+#[test]
+fn a_flow_of_an_earlier_agent_opens() {
+    for is_saved in [true, false] {
+        let rules = [allow("example.com"), deny_all()];
+        let node = restarted(&rules, &["example.com"], is_saved);
+        assert!(is_open(&node, ADDRESS, 0));
+        assert_eq!(verdicts(&node), (Verdict::Allowed, false), "{is_saved}");
+        let allowed = (Verdict::Allowed, Reason::AllowedByName, Some(0));
+        assert_eq!(reason(&node, TARGET), allowed, "{is_saved}");
+    }
+}
+
+#[test]
+fn a_flow_of_an_earlier_agent_closes() {
+    for is_saved in [true, false] {
+        let rules = [deny("bad.test"), allow("example.com"), deny_all()];
+        let mut node = restarted(&rules, &["bad.test", "example.com"], is_saved);
+        node.answer("p1", "example.com", &[ADDRESS], 600);
+        node.pass(2 * COMPARE_INTERVAL);
+        assert!(is_open(&node, ADDRESS, 0), "the flow that denies is there");
+        assert_eq!(verdicts(&node), (Verdict::Blocked, true), "{is_saved}");
+    }
+}
+
+/// Two rules have one name, and OVN has a logical flow for the first, or for both.
+#[test]
+fn a_rule_is_not_in_force_because_another_has_its_name() {
+    for (has_logical_flow, expected) in [
+        (true, (Verdict::Allowed, false)),
+        (false, (Verdict::NotKnown, true)),
+    ] {
+        let rules = [
+            allow_port("example.com", 80),
+            allow_port("example.com", 443),
+            deny_all(),
+        ];
+        let mut node = node(&rules);
+        if !has_logical_flow {
+            node.give(Input::Sb(SbUpdate {
+                logical_flows: vec![(logical_flow_row(1), None)],
+                ..SbUpdate::default()
+            }));
+        }
+        node.answer("p1", "example.com", &[ADDRESS], 600);
+        assert_eq!(is_open(&node, ADDRESS, 1), has_logical_flow);
+        assert_eq!(verdicts(&node), expected);
+    }
+}
+
+/// The port of a rule is edited, and its ACL has followed. The logical flow has, or has not.
+#[test]
+fn an_edited_port_counts_with_its_logical_flow() {
+    let before = [allow_port("example.com", 80), deny_all()];
+    let edited = [allow_port("example.com", 443), deny_all()];
+    let mut node = node(&before);
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    node.set_firewall(&edited);
+    node.set_nb(&edited);
+    assert_eq!(verdicts(&node), (Verdict::NotKnown, true));
+    let former = (Verdict::NotKnown, Reason::FlowMissing, Some(1));
+    assert_eq!(reason(&node, "203.0.113.1:80"), former, "it is open");
+    node.set_sb(&edited);
+    assert_eq!(verdicts(&node), (Verdict::Allowed, false));
+    assert_eq!(verdict(&node, "203.0.113.1:80"), Verdict::Blocked);
+}
+
+/// The flow of an address that `example.com` leads to.
+fn flow_of_the_address(rules: &[Rule]) -> FlowKey {
+    let mut node = Node::with(rules);
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    node.of_rules().next().expect("a flow").clone()
+}
+
+/// The switch refuses the flow of an address, and the agent tries again after each comparison.
+#[test]
+fn a_refused_flow_is_never_said_to_allow() {
+    let rules = [allow("example.com"), deny_all()];
+    let key = flow_of_the_address(&rules);
+    for is_refused in [false, true] {
+        let mut node = node(&rules);
+        node.refused.extend(is_refused.then(|| key.clone()));
+        node.answer("p1", "example.com", &[ADDRESS], 600);
+        for second in 0..50 {
+            assert_eq!(is_open(&node, ADDRESS, 0), !is_refused);
+            let (verdict, is_denied) = verdicts(&node);
+            match is_refused {
+                true => assert_ne!(verdict, Verdict::Allowed, "{second} s"),
+                false => assert_eq!((verdict, is_denied), (Verdict::Allowed, false)),
+            }
+            node.pass(Duration::from_secs(1));
+        }
+    }
+}
+
+/// Somebody else has a flow with the key of ours. Nobody knows what the flow does.
+#[test]
+fn a_flow_of_somebody_else_in_place_of_ours_is_not_said_to_allow() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut node = node(&rules);
+    node.give(Input::ForeignFlow {
+        key: flow_of_the_address(&rules),
+        cookie: 0x0bad_cafe,
+    });
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    node.pass(2 * COMPARE_INTERVAL);
+    assert!(!is_open(&node, ADDRESS, 0));
+    assert_eq!(verdicts(&node), (Verdict::NotKnown, false));
+    let text = address(explain(&node, "p1", TARGET)).text;
+    assert!(text.contains("somebody else"), "{text}");
+}
+
+/// A rule of three ports gets a fourth, for which there is no room in a full node. The question has no port.
+#[test]
+fn an_address_with_some_of_its_ports_open_depends_on_the_port() {
+    for names_of_node in [100_000, 1000] {
+        let rules = |ports| {
+            [
+                many(deny("bad.test"), 100),
+                many(allow("example.com"), ports),
+                deny_all(),
+            ]
+        };
+        let mut node = node(&rules(3));
+        node.engine.told.cache.limits_mut().names_per_node_max = names_of_node;
+        node.answer("p1", "example.com", &[ADDRESS], 600);
+        node.answer("p1", "bad.test", &addresses(0, 20), 600);
+        node.set_firewall(&rules(4));
+        node.set_ovn(&rules(4));
+        assert!(is_open(&node, ADDRESS, 1));
+        let depends = (Verdict::Depends, Reason::DependsOnPort, Some(2));
+        assert_eq!(reason(&node, "203.0.113.1"), depends);
+    }
+}
+
+/// One name has opened an address. A second one leads there, behind the pod's budget of changes.
+#[test]
+fn a_name_over_the_budget_opens_nothing() {
+    for is_over_budget in [false, true] {
+        let [a, b, all] = [
+            allow_port("a.test", 80),
+            allow_port("b.test", 443),
+            deny_all(),
+        ];
+        let mut node = Node::bare();
+        node.engine = Engine::new(Config {
+            flow_changes_per_second: 1,
+            ..Config::default()
+        });
+        let mut node = node.start(&[a.clone(), b, all.clone()]);
+        node.answer("p1", "a.test", &[ADDRESS], 600);
+        if is_over_budget {
+            node.answer("p1", "a.test", &addresses(0, 60), 600);
+        }
+        // The name is kept, as a rule is to deny it.
+        node.set_firewall(&[a, deny("b.test"), all]);
+        node.answer("p1", "b.test", &[ADDRESS], 600);
+        assert_eq!(is_open(&node, ADDRESS, 1), !is_over_budget);
+        let (is_denied, expected) = match is_over_budget {
+            false => (false, (Verdict::Allowed, Reason::AllowedByName, Some(1))),
+            true => (true, (Verdict::Blocked, Reason::LimitReached, Some(2))),
+        };
+        assert_eq!(verdicts(&node).1, is_denied);
+        assert_eq!(reason(&node, TARGET), expected);
+    }
+}
+
+/// Of a name without an address, OVN may know one: it enforces the rules itself.
+#[test]
+fn in_a_dry_run_no_question_opens() {
+    for dry_run in [false, true] {
+        let mut node = Node::bare();
+        node.engine = Engine::new(Config {
+            dry_run,
+            ..Config::default()
+        });
+        let mut node = node.start(&[allow("example.com"), deny_all()]);
+        let resolver = "10.96.0.10:53".parse().expect("a resolver");
+        node.give(Input::Resolvers([resolver].into()));
+        let reasons = |node: &Node| {
+            ["example.com:443", TARGET].map(|target| {
+                let (verdict, reason, _) = reason(node, target);
+                (verdict, reason)
+            })
+        };
+        let before = reasons(&node);
+        node.answer("p1", "example.com", &[ADDRESS], 600);
+        let behind = reasons(&node);
+        let (not_asked, asked) = match dry_run {
+            false => (
+                [(Verdict::NotYet, Reason::NotResolved); 2],
+                (Verdict::Allowed, Reason::AllowedByName),
+            ),
+            true => (
+                [Verdict::NotKnown, Verdict::Blocked].map(|verdict| (verdict, Reason::DryRun)),
+                (Verdict::Blocked, Reason::DryRun),
+            ),
+        };
+        assert_eq!((before, behind), (not_asked, [asked; 2]));
     }
 }
