@@ -230,6 +230,25 @@ impl Policy {
         self.locals.get(namespace)?.pairing.nodes_at(index, rule)
     }
 
+    /// Whether OVN has an ACL of a rule without a name.
+    pub(crate) fn has_acl_of(&self, namespace: &str, index: u32, rule: &Rule) -> bool {
+        let local = self.locals.get(namespace);
+        local.is_some_and(|local| local.pairing.has_acl_of(index, rule))
+    }
+
+    /// Whether OVN denies by an ACL of which the namespace's EgressFirewall has no rule, or by one of a namespace without
+    /// an EgressFirewall.
+    pub(crate) fn denies_beyond_rules(&self, namespace: &str) -> bool {
+        match self.locals.get(namespace) {
+            Some(local) => local.pairing.denies_beyond(),
+            None => {
+                let rows = self.ovn.acls_of(namespace);
+                let mut rows = rows.filter_map(|id| self.ovn.acl_in(namespace, id));
+                rows.any(|row| !row.acl.allows())
+            }
+        }
+    }
+
     /// Pairs the rules of these namespaces with OVN again, of whose ACLs these have changed; returns how the rules of
     /// port groups changed.
     pub(crate) fn pair_namespaces(

@@ -31,6 +31,8 @@ pub(crate) enum Doubt {
     Resolved,
     /// The rule selects nodes, and it is not known which.
     Node,
+    /// OVN has an ACL that no rule of the EgressFirewall has.
+    LeftBehind,
     /// The switch has not confirmed the flows of the rule.
     Unconfirmed,
     /// OVN is following an edit of the EgressFirewall.

@@ -107,6 +107,13 @@ pub struct Acl {
     pub action: String,
 }
 
+impl Acl {
+    /// Whether it lets packets pass: `allow`, `allow-related` and `allow-stateless` do, all other actions do not.
+    pub(crate) fn allows(&self) -> bool {
+        self.action.starts_with("allow")
+    }
+}
+
 /// A row of the NB `Logical_Switch` table.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct LogicalSwitch {

@@ -67,6 +67,8 @@ pub enum Reason {
     ToldToOtherPod,
     /// A rule by name would allow it, but OVN has no ACL or no logical flow for the rule yet.
     AclMissing,
+    /// OVN has an ACL that denies, of which the EgressFirewall has no rule: ovn-kubernetes has left it behind.
+    AclLeftBehind,
     /// A rule by name would allow it, but ovn-kubernetes has not taken over the EgressFirewall.
     FirewallNotTakenOver,
     /// A rule by name would allow it, but the rule cannot be used.
@@ -142,6 +144,7 @@ impl Reason {
             | Self::AllowedByOvn
             | Self::LimitReached
             | Self::AclMissing
+            | Self::AclLeftBehind
             | Self::FirewallNotTakenOver
             | Self::RuleNotUsable
             | Self::FlowMissing

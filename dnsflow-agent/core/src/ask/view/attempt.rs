@@ -141,6 +141,7 @@ fn is_elsewhere(reason: Reason) -> bool {
             | Reason::NoAddressOfFamily
             | Reason::AgentStarting
             | Reason::NodeSelector
+            | Reason::AclLeftBehind
     )
 }
 

@@ -794,6 +794,9 @@ impl View<'_> {
             } else {
                 return Ok(firewall);
             }
+        } else if namespace.is_some_and(|namespace| self.policy.denies_beyond_rules(namespace)) {
+            let text = "the namespace has no EgressFirewall, but OVN has an ACL of one that denies, which ovn-kubernetes has left behind";
+            (Verdict::NotKnown, Reason::AclLeftBehind, text)
         } else {
             let text = "the namespace has no EgressFirewall: everything passes";
             (Verdict::Allowed, Reason::NoFirewall, text)
@@ -823,6 +826,15 @@ impl View<'_> {
                     why,
                 });
             }
+        }
+        let namespace = self.policy.namespace_of_names(&to.port.row);
+        if namespace.is_some_and(|namespace| self.policy.denies_beyond_rules(namespace)) {
+            walk.bearings.push(Bearing {
+                rule: u32::try_from(firewall.rules.len()).unwrap_or(u32::MAX),
+                action: RuleAction::Deny,
+                once_asked: false,
+                doubt: Some(Doubt::LeftBehind),
+            });
         }
         if self.has_other_flows(to, &walk) {
             // They decide, or a rule without a name does.
@@ -944,6 +956,7 @@ impl View<'_> {
             Some(
                 Doubt::Resolved
                 | Doubt::Node
+                | Doubt::LeftBehind
                 | Doubt::Unconfirmed
                 | Doubt::Edit
                 | Doubt::OtherFlows,
@@ -972,9 +985,16 @@ impl View<'_> {
                     None => network.addr().is_ipv6() == to.asked.is_ipv6,
                 };
                 let is_certain = address.is_some() || network.prefix_len() == 0;
-                return is_possible.then(|| match is_certain {
-                    true => Match::certain(By::Network, matched_text(rule, None, to)),
-                    false => Match::doubtful(By::Network, Doubt::Address, "matches its addresses"),
+                let namespace = self.policy.namespace_of_names(&to.port.row);
+                let has_acl = |namespace| self.policy.has_acl_of(namespace, index, rule);
+                return is_possible.then(|| {
+                    if !namespace.is_some_and(has_acl) {
+                        Match::doubtful(By::Network, Doubt::Edit, "OVN has no ACL of the rule yet")
+                    } else if is_certain {
+                        Match::certain(By::Network, matched_text(rule, None, to))
+                    } else {
+                        Match::doubtful(By::Network, Doubt::Address, "matches its addresses")
+                    }
                 });
             }
             Destination::Name(name) => name,
@@ -1144,6 +1164,15 @@ impl View<'_> {
                 }
             },
         }
+    }
+
+    /// Why ovn-kubernetes has not taken over the EgressFirewall for a while, if it has not.
+    fn not_taken_over(&self, port: &Port) -> Option<String> {
+        let namespace = self.policy.namespace_of_names(&port.row)?;
+        let mut problems = self.policy.problems(namespace);
+        problems.find_map(|(_, problem)| {
+            matches!(problem, Problem::NotTakenOver(_)).then(|| problem.to_string())
+        })
     }
 
     /// Why OVN does not enforce a rule by name at the port.
@@ -1449,6 +1478,10 @@ fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk<'_>) -> Ruling {
     let destination = of_rule.map(|rule| destination_text(&rule.destination));
     let destination = destination.unwrap_or_default();
     let otherwise = decided_text(decided.action, decided.rule);
+    let not_taken_over = match heaviest {
+        Doubt::Edit => to.view.not_taken_over(to.port),
+        _ => None,
+    };
     let other = match decided.action {
         RuleAction::Allow => "denies",
         RuleAction::Deny => "allows",
@@ -1469,7 +1502,14 @@ fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk<'_>) -> Ruling {
             )
         }
         Doubt::Node => format!("{otherwise}, unless rule {rule} selects the node"),
-        Doubt::Edit => format!("{otherwise}, unless OVN enforces rule {rule} already"),
+        Doubt::Edit => {
+            let not_taken_over = not_taken_over.as_deref().map(|why| format!("; {why}"));
+            let why = not_taken_over.unwrap_or_default();
+            format!("{otherwise}, unless OVN enforces rule {rule} already{why}")
+        }
+        Doubt::LeftBehind => format!(
+            "{otherwise}, unless an ACL of OVN denies it, of which the EgressFirewall has no rule: ovn-kubernetes has left it behind"
+        ),
         Doubt::Unconfirmed => {
             let mut steps = walk.steps.iter();
             let step = steps.find(|step| step.rule == rule);
@@ -1485,7 +1525,11 @@ fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk<'_>) -> Ruling {
         Doubt::Address | Doubt::OtherName => (Verdict::Depends, Reason::DependsOnAddress),
         Doubt::Resolved => (Verdict::NotKnown, certain.reason),
         Doubt::Node => (Verdict::NotKnown, Reason::NodeSelector),
-        Doubt::Edit => (Verdict::NotKnown, Reason::AclMissing),
+        Doubt::LeftBehind => (Verdict::NotKnown, Reason::AclLeftBehind),
+        Doubt::Edit => match not_taken_over {
+            Some(_) => (Verdict::NotKnown, Reason::FirewallNotTakenOver),
+            None => (Verdict::NotKnown, Reason::AclMissing),
+        },
         Doubt::Unconfirmed | Doubt::OtherFlows => (Verdict::NotKnown, Reason::FlowMissing),
     };
     Ruling {

@@ -1344,3 +1344,43 @@ fn in_a_dry_run_no_question_opens() {
         assert_eq!((before, behind), (not_asked, [asked; 2]));
     }
 }
+
+/// OVN has an ACL that denies, of which no EgressFirewall has a rule: ovn-kubernetes has left it behind when the resource
+/// became shorter, or has not followed its deletion.
+#[test]
+fn an_acl_that_was_left_behind_may_deny() {
+    let shorter = [allow("example.com")];
+    for rules in [Some(&shorter[..]), None] {
+        let mut node = node(&[allow("example.com"), deny_all()]);
+        match rules {
+            Some(rules) => node.set_firewall(rules),
+            None => node.give(firewalls(false, None)),
+        }
+        node.pass(Duration::from_secs(60));
+        assert_eq!(verdicts(&node), (Verdict::NotKnown, false));
+        assert_eq!(reason(&node, TARGET).1, Reason::AclLeftBehind);
+        node.set_ovn(rules.unwrap_or_default());
+        assert_eq!(verdicts(&node), (Verdict::Allowed, false));
+    }
+}
+
+/// ovn-kubernetes refuses the whole EgressFirewall: without ACLs, OVN denies nothing.
+#[test]
+fn a_rule_by_network_denies_with_its_acl() {
+    let rules = [allow("*.example.com"), deny_all()];
+    let mut node = node(&rules);
+    node.give(firewalls(false, None));
+    node.set_ovn(&[]);
+    node.set_firewall(&rules);
+    assert_eq!(verdicts(&node), (Verdict::NotKnown, false));
+    node.pass(TAKEOVER_MAX + Duration::from_secs(1));
+    for target in [TARGET, "www.example.com"] {
+        let explained = address(explain(&node, "p1", target));
+        assert_eq!(explained.verdict, Verdict::NotKnown);
+        assert_eq!(explained.reason, Reason::FirewallNotTakenOver);
+        let text = explained.text;
+        assert!(text.contains("--enable-dns-name-resolver"), "{text}");
+    }
+    node.set_ovn(&rules);
+    assert_eq!(verdicts(&node), (Verdict::NotYet, true));
+}

@@ -97,8 +97,7 @@ impl Row {
         Self {
             index: acl.rule_index,
             is_present: *is_present,
-            // `allow`, `allow-related` and `allow-stateless` let packets pass; all other actions do not.
-            allows: acl.action.starts_with("allow"),
+            allows: acl.allows(),
             matches: acl::parse(&acl.matches),
             flows: flows.collect(),
             part: Part::default(),
@@ -396,6 +395,20 @@ impl Pairing {
             Ok(AclMatch::Nodes(matches)) if row.is_of(rule) => Some(&matches.addresses),
             _ => None,
         }
+    }
+
+    /// Whether OVN has an ACL that ovn-kubernetes makes of the rule at this index. Of a network, the ACL does not tell which.
+    pub(crate) fn has_acl_of(&self, index: u32, rule: &Rule) -> bool {
+        let rows = self.rows_by_index.get(&index).into_iter().flatten();
+        let mut rows = rows.filter_map(|id| self.rows.get(id));
+        rows.any(|row| row.is_of(rule))
+    }
+
+    /// Whether an ACL denies whose index lies beyond the rules: ovn-kubernetes has left it behind, or is about to follow.
+    pub(crate) fn denies_beyond(&self) -> bool {
+        let beyond = self.rows_by_index.range(end_of(&self.firewall.rules)..);
+        let mut rows = beyond.flat_map(|(_, rows)| rows);
+        rows.any(|id| self.denying.contains(id))
     }
 
     // What changes it.
