@@ -158,7 +158,7 @@ impl AddressFlows<'_> {
         wanted.max().unwrap_or_default()
     }
 
-    /// Whether flows for this traffic are there that are of none of these rules, or changes of flows wait.
+    /// Whether the switch may have flows for this traffic that are of none of these rules.
     pub(super) fn are_others(&self, rules: &[&ActiveRule], asked: Option<Transport>) -> bool {
         let is_other = |template: &FlowTemplate| {
             let mut rules = rules.iter();

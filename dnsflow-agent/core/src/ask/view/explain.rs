@@ -1009,7 +1009,7 @@ impl View<'_> {
         };
         walk.enforcing.extend(enforcing.iter().copied());
         if in_set == Some(true) {
-            // What OVN denies by its own flows, ours cannot open.
+            // ovn-kubernetes resolves names before OVN enforces their rules.
             let waits = enforcing.is_empty().then(|| self.not_enforced(to, index));
             return Some(match waits {
                 Some((Reason::AclMissing | Reason::FirewallNotTakenOver, why)) => {
@@ -1081,8 +1081,8 @@ impl View<'_> {
         }
     }
 
-    /// Whether and how a rule by name matches that covers a name of the destination, or by whose flow the address was
-    /// adopted: by the flows that the switch has. `None` if no flow is wanted because the pod has not asked for the name.
+    /// Whether and how a rule by name matches by the flows that the switch has. The rule covers a name of the destination
+    /// (`told`), or the address was adopted. `None` if the flows do not tell: the pod has not asked for the name.
     fn matches_told(
         &self,
         to: &Destined<'_>,
@@ -1102,7 +1102,7 @@ impl View<'_> {
             told?;
             let (reason, why) = self.not_enforced(to, index);
             let doubt = match reason {
-                Reason::AclMissing => Some(Doubt::Edit),
+                Reason::AclMissing | Reason::FirewallNotTakenOver => Some(Doubt::Edit),
                 _ => may_be_resolved,
             };
             return not_in_force(doubt, reason, why);

@@ -1345,8 +1345,8 @@ fn in_a_dry_run_no_question_opens() {
     }
 }
 
-/// OVN has an ACL that denies, of which no EgressFirewall has a rule: ovn-kubernetes has left it behind when the resource
-/// became shorter, or has not followed its deletion.
+/// OVN has an ACL that denies, of which no EgressFirewall has a rule. ovn-kubernetes has left it behind when the
+/// resource became shorter, or has not followed the deletion.
 #[test]
 fn an_acl_that_was_left_behind_may_deny() {
     let shorter = [allow("example.com")];
