@@ -233,3 +233,57 @@ fn a_second_network_of_a_pod_takes_its_classes_away() {
     node.answer("p1", "cdn.example.com", &[FRESH], 600);
     assert_eq!(node.kernel.classes, Default::default());
 }
+
+/// A node whose kernel opens what is one label below `example.com`, and which has told the kernel so by the first of these
+/// rules. A rule denies a name that leads to [`FRESH`]: that has flows of its own.
+fn opening_beside(rules: &[Rule], is_denied: bool) -> Node {
+    let mut node = Node::bare();
+    node.engine = Engine::new(Config {
+        mark_mask: NonZeroU32::new(MASK),
+        ..Config::default()
+    });
+    let mut node = node.start(rules);
+    node.answer("p1", "www.example.com", &[ADDRESS], 3600);
+    node.answer("p1", "api.example.com", &[OTHER], 3600);
+    assert_eq!(node.kernel.classes.len(), 1);
+    if is_denied {
+        node.answer("p1", "bad.test", &[FRESH], 3600);
+    }
+    node
+}
+
+/// The kernel has opened [`FRESH`] by this mark. Returns the record of it, which the agent reads later.
+fn open_fresh(node: &mut Node, mark: u32) -> (Timestamp, Vec<u8>) {
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    let bytes = node.to_pod(ifindex, answer_frame("cdn.example.com", &[FRESH], 3600));
+    let until = node.now + Duration::from_secs(3660);
+    node.marks
+        .insert((ifindex, FRESH.into()), (mark, until, None));
+    (node.now, bytes)
+}
+
+/// The kernel opens an address, and just then the address becomes one of a node. The record comes behind that. A denied
+/// name may lead to the address as well.
+#[test]
+fn an_address_that_is_refused_meanwhile_is_closed_though_it_has_flows() {
+    for is_denied in [true, false] {
+        let rules = [allow("example.com"), deny("bad.test"), deny_all()];
+        let mut node = opening_beside(&rules, is_denied);
+        let ifindex = ifindex_of(node.pods["ns1_p1"]);
+        let mark = *node.kernel.classes.values().next().expect("a class");
+        let (captured_at, bytes) = open_fresh(&mut node, mark);
+        node.now = node.now + Duration::from_millis(1);
+        let port = crate::ovn::rows::GatewayPort {
+            addresses: [FRESH.into()].into(),
+        };
+        node.give(Input::Nb(NbUpdate {
+            gateway_ports: vec![(RowId::new(0x9a7e), Some(port))],
+            ..NbUpdate::default()
+        }));
+        node.give_frame(Frame {
+            opened: true,
+            ..frame(ifindex, captured_at, &bytes)
+        });
+        assert!(!is_marked(&node, FRESH), "denied: {is_denied}");
+    }
+}
