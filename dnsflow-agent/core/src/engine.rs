@@ -702,7 +702,7 @@ impl Engine {
             .and_then(|(name, names)| NameClass::of(name, names, is_ipv6));
         let is_known = told
             .zip(class)
-            .is_some_and(|(told, class)| self.told.classes.has(told, &class));
+            .is_some_and(|(told, class)| self.told.classes.had(told, &class, frame.captured_at));
         let mut batch = self.switch.begin(now);
         for address in addresses {
             let entry = told.and_then(|told| self.told.cache.entry(told, address));
@@ -773,12 +773,12 @@ impl Engine {
         if let Some(opening) = by_marks {
             switch.opened_by_group(opening, &wait, out);
         }
-        self.classify(&reading);
+        self.classify(&reading, now);
         Some(wait)
     }
 
     /// The kernel may open further addresses of the name's class, if all that the rules ask for is in force.
-    fn classify(&mut self, reading: &ReadAnswer) {
+    fn classify(&mut self, reading: &ReadAnswer, now: Timestamp) {
         let asker = reading.asked.asker;
         let (access, ..) = self.access();
         let in_force: Vec<_> = access.groups_in_force(reading).collect();
@@ -787,7 +787,7 @@ impl Engine {
             let class = names.and_then(|names| NameClass::of(&reading.answer.name, names, is_ipv6));
             if let Some(class) = class {
                 let Told { cache, classes, .. } = &mut self.told;
-                classes.open(asker, class, id, cache.groups());
+                classes.open((asker, class), id, cache.groups(), now);
             }
         }
         self.told.classes.give_out(&mut self.out);

@@ -34,14 +34,28 @@ pub(crate) struct Classes {
 #[derive(Debug)]
 struct OfPort {
     ifindex: u32,
-    groups: BTreeMap<NameClass, GroupId>,
+    groups: BTreeMap<NameClass, ToldGroup>,
     /// Addresses with flows of their own that the kernel has opened by a mark as well, and when that was heard.
     marked_beside: BTreeMap<IpAddr, Timestamp>,
 }
 
+/// The group of a class, as the kernel was told.
+#[derive(Clone, Copy, Debug)]
+struct ToldGroup {
+    group: GroupId,
+    /// When the kernel was told. A mark that it has set before is by former rules.
+    at: Timestamp,
+}
+
 impl Classes {
-    /// The kernel may open further addresses of this class: they have this group, which is in force.
-    pub(crate) fn open(&mut self, port: PortId, class: NameClass, id: GroupId, groups: &Groups) {
+    /// The kernel may open further addresses of this class of a port: they have this group, which is in force.
+    pub(crate) fn open(
+        &mut self,
+        (port, class): (PortId, NameClass),
+        id: GroupId,
+        groups: &Groups,
+        now: Timestamp,
+    ) {
         let (Some(ifindex), Some(mark)) = (groups.interface(port), groups.mark(id)) else {
             return;
         };
@@ -52,13 +66,15 @@ impl Classes {
             marked_beside: BTreeMap::new(),
         });
         let is_known = of_port.groups.contains_key(&class);
-        if of_port.groups.get(&class) == Some(&id)
+        let told = of_port.groups.get(&class);
+        if told.is_some_and(|told| told.group == id)
             || !is_known && (is_full || of_port.groups.len() >= CLASSES_PER_PORT_MAX)
         {
             return;
         }
         self.count += usize::from(!is_known);
-        of_port.groups.insert(class.clone(), id);
+        let told = ToldGroup { group: id, at: now };
+        of_port.groups.insert(class.clone(), told);
         self.changes.push(ClassChange::Set {
             ifindex,
             class,
@@ -66,10 +82,11 @@ impl Classes {
         });
     }
 
-    /// Whether the kernel may open addresses of this class.
-    pub(crate) fn has(&self, port: PortId, class: &NameClass) -> bool {
+    /// Whether the kernel could open addresses of this class by the rules of today when it captured a frame.
+    pub(crate) fn had(&self, port: PortId, class: &NameClass, captured_at: Timestamp) -> bool {
         let of_port = self.of_ports.get(&port);
-        of_port.is_some_and(|of_port| of_port.groups.contains_key(class))
+        let told = of_port.and_then(|of_port| of_port.groups.get(class));
+        told.is_some_and(|told| told.at <= captured_at)
     }
 
     /// The kernel has opened an address of a class that it knows, which has flows of its own. The next reading of the
@@ -131,8 +148,8 @@ impl Classes {
         } in self.of_ports.values_mut()
         {
             let before = groups.len();
-            groups.retain(|class, id| {
-                let stays = !gone.contains(id);
+            groups.retain(|class, told| {
+                let stays = !gone.contains(&told.group);
                 if !stays {
                     self.changes.push(ClassChange::Remove {
                         ifindex: *ifindex,

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use dnsflow_common::question::Depth;
 
-use super::*;
+use super::{limits::many, starts::edit, *};
 use crate::io::input::{ClassChange, MarkChange};
 
 const MASK: u32 = 0xffe0_0000;
@@ -260,6 +260,39 @@ fn open_fresh(node: &mut Node, mark: u32) -> (Timestamp, Vec<u8>) {
     node.marks
         .insert((ifindex, FRESH.into()), (mark, until, None));
     (node.now, bytes)
+}
+
+/// The kernel opens an address that has flows by a class, and then an edit narrows the rule. The record comes behind the
+/// edit. The kernel may know the class again by then, by the new rule.
+#[test]
+fn an_address_opened_by_a_former_rule_is_closed_though_the_kernel_knows_its_class_again() {
+    for class_is_back in [true, false] {
+        let rules = |ports| {
+            [
+                many(allow("example.com"), ports),
+                deny("bad.test"),
+                deny_all(),
+            ]
+        };
+        let mut node = opening_beside(&rules(2), true);
+        let ifindex = ifindex_of(node.pods["ns1_p1"]);
+        let former = *node.kernel.classes.values().next().expect("a class");
+        let (captured_at, bytes) = open_fresh(&mut node, former);
+        node.now = node.now + Duration::from_millis(5);
+        edit(&mut node, &rules(1));
+        if class_is_back {
+            // Captured before the other one as well.
+            let earlier = node.to_pod(ifindex, answer_frame("api.example.com", &[OTHER], 3600));
+            node.give_frame(frame(ifindex, captured_at, &earlier));
+            let now = node.kernel.classes.values().next();
+            assert!(now.is_some_and(|mark| *mark != former));
+        }
+        node.give_frame(Frame {
+            opened: true,
+            ..frame(ifindex, captured_at, &bytes)
+        });
+        assert!(!is_marked(&node, FRESH), "class is back: {class_is_back}");
+    }
 }
 
 /// The kernel opens an address, and just then the address becomes one of a node. The record comes behind that. A denied
