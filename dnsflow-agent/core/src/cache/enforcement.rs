@@ -110,8 +110,11 @@ impl Cache {
             .map_or(0, |entry| entry.installed.len());
         let of_port = entries.sizes().flows - own;
         let of_node = self.ports.totals().flows - own;
-        let most_of_node = self.limits.flows_per_node_max();
-        if of_node >= most_of_node && of_port >= most_of_node / self.ports.len().max(1) {
+        let max = self.limits.flows_per_node_max();
+        let reserve = max / 4;
+        let is_full = of_node + FLOWS_PER_ADDRESS_MAX > max;
+        let is_reserved = of_node + reserve >= max && of_port >= reserve / self.ports.len().max(1);
+        if is_full || is_reserved {
             Room::Least
         } else if of_port >= self.limits.flows_per_port_max() {
             Room::Little

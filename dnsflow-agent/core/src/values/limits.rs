@@ -57,10 +57,10 @@ pub enum Limit {
          room opens nothing more, and closes every port of the address if it denies: list fewer ports, or none"
     )]
     FlowsOfPod,
-    /// Flows of all addresses of all pods on the node, beyond which an address of a pod with many gets two.
+    /// Flows of all addresses of all pods on the node, beyond which an address gets two.
     #[error(
-        "the addresses of this node's pods have too many flows; an address of a pod beyond its share gets two at \
-         most, or keeps its own; a rule without room opens nothing more, and closes every port of the address if it \
+        "the addresses of this node's pods have too many flows; a further address gets two at most, or keeps its \
+         own; a rule without room opens nothing more, and closes every port of the address if it \
          denies: list fewer ports, or none"
     )]
     FlowsOfNode,
@@ -110,14 +110,15 @@ impl CacheLimits {
         self.addresses_per_port_max.saturating_mul(FEW_FLOWS)
     }
 
-    /// Flows that all addresses of all ports have together before an address gets [`FLOWS_OF_RULE`], if its port has
-    /// more than its share: two for each name.
+    /// Flows that all addresses of all ports have together before each further one has room for [`FLOWS_OF_RULE`]: two for
+    /// each name. The last quarter is for ports with less than their equal share of it. So all addresses have twice as
+    /// many at most, and the flows in which rules close all ports.
     pub fn flows_per_node_max(&self) -> usize {
         self.names_per_node_max.saturating_mul(2)
     }
 
-    /// Flows that a first comparison has found and that addresses short of room do not have yet: as many as an earlier
-    /// run may have left. What is beyond is removed, as if there were no address.
+    /// Flows that a first comparison has found, and that the addresses do not have yet: as many as an earlier run may
+    /// have left. What is beyond is removed, as if there were no address.
     pub fn flows_found_max(&self) -> usize {
         self.flows_per_node_max().saturating_mul(2)
     }

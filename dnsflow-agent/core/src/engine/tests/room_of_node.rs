@@ -9,8 +9,8 @@ use super::{
     *,
 };
 
-/// Limits of the node in these tests: of names, and of flows that all addresses have of their own. Pods above their
-/// share have up to the latter once more, those below it as well, and each denied name has one flow beyond.
+/// Limits of the node in these tests: of names, and of flows that all addresses have of their own. Each further address
+/// has two more, and each denied name has one beyond.
 const NAMES: usize = 1000;
 const FLOWS_MAX: usize = 2 * 2 * NAMES + NAMES / 4;
 
@@ -123,6 +123,79 @@ fn flows_of_all_pods_have_a_limit_whichever_way_they_come() {
         }
     }
     assert_eq!(beyond, [] as [String; 0]);
+}
+
+/// All pods are there. One fills the node with few addresses, the others take their shares, and all get addresses with
+/// two flows.
+#[test]
+fn flows_of_all_pods_have_a_limit_though_each_has_its_share_before_it_has_few() {
+    const NAMES: usize = 2000;
+    let rules = [
+        many(allow("many.test"), 256),
+        many(allow("few.test"), 2),
+        deny_all(),
+    ];
+    let mut node = node(None, &rules);
+    node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+    let pods = ["p1", "p2", "p3", "p4", "p5"];
+    for (host, pod) in (6..).zip(&pods[1..]) {
+        node.add_pod(pod, host);
+    }
+    node.answer("p1", "many.test", &addresses(0, 17), 3600);
+    let alone = own(&node);
+    for pod in &pods[1..] {
+        node.answer(pod, "many.test", &addresses(0, 6), 3600);
+    }
+    let shares = own(&node);
+    for pod in pods {
+        for name in 0..3 {
+            let told = addresses(1000 + 130 * name, 130);
+            node.answer(pod, &format!("n{name}.few.test"), &told, 3600);
+        }
+    }
+    node.pass(Duration::from_secs(5));
+    let names = node.engine.told.cache.name_count();
+    assert!(names <= NAMES);
+    let (flows, max) = (own(&node), 2 * NAMES);
+    assert!(
+        flows <= 2 * max,
+        "{alone}, then {shares}, then {flows}, of twice {max}"
+    );
+}
+
+/// Pods come one after another, or are there at once, and each takes the share of its time.
+#[test]
+fn flows_of_all_pods_have_a_limit_though_pods_come_one_by_one() {
+    let rules = [many(allow("many.test"), 10), deny_all()];
+    let flows = |at_once: bool| {
+        let mut node = node(None, &rules);
+        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        let pods: Vec<(u8, String)> = (0x10..0x2e)
+            .map(|host| (host, format!("q{host}")))
+            .collect();
+        if at_once {
+            for (host, pod) in &pods {
+                node.add_pod(pod, *host);
+            }
+        }
+        for (host, pod) in &pods {
+            if !at_once {
+                node.add_pod(pod, *host);
+            }
+            let share = 2 * NAMES / node.pods.len();
+            let told = addresses(0, share as u32 / 10 + 1);
+            node.answer(pod, "many.test", &told, 3600);
+            node.pass(Duration::from_secs(1));
+        }
+        assert!(node.engine.told.cache.name_count() <= NAMES);
+        own(&node)
+    };
+    let (at_once, one_by_one, max) = (flows(true), flows(false), 2 * NAMES);
+    assert!(at_once <= 2 * max, "{at_once}");
+    assert!(
+        one_by_one <= 2 * max,
+        "at once {at_once}, one by one {one_by_one}, of twice {max}"
+    );
 }
 
 /// What looks at the addresses of a pod again.

@@ -27,8 +27,8 @@ use crate::{
 /// How many flows of its own an address may have, beside those for traffic that it has flows for already.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Room {
-    /// Those of one rule ([`FLOWS_OF_RULE`]): the addresses of all ports have many, and those of its port more than
-    /// their share.
+    /// Those of one rule ([`FLOWS_OF_RULE`]): the addresses of all ports have as many as they may have, or nearly as many
+    /// and those of its port more than their share of the rest.
     Least,
     /// Few: the addresses of its port have many ([`FEW_FLOWS`]).
     Little,
