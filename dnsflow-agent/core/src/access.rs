@@ -38,7 +38,7 @@ use crate::{
         firewall::RuleAction,
         flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
         ids::PortId,
-        limits::{Limit, MARK_SLACK, NAMES_PER_ADDRESS_MAX},
+        limits::{Limit, MARK_SLACK, NAMES_PER_ADDRESS_MAX, UNKNOWN_MAX},
         name::DomainName,
     },
 };
@@ -733,24 +733,42 @@ impl Access<'_> {
 
     /// The first comparison has ended, and tells which flows there are. Until now it was not known what is open. An
     /// address that is short of room has the flows that were found, and gets no others in their place. Adds the flows
-    /// that nobody wants to `unknown`.
+    /// that nobody wants to `unknown`, as far as one comparison removes them, and returns whether that is all.
     pub(crate) fn keep_found(
         &mut self,
         found: BTreeMap<(PortId, IpAddr), FoundFlows>,
         comparison: u32,
         unknown: &mut HashMap<FlowKey, InstalledFlow>,
         batch: &mut Batch,
-    ) {
+    ) -> bool {
         // First all that is open: the flows of the node are then those that there are, and more.
+        let mut kept = HashSet::new();
+        for ((port, address), flows) in &found {
+            if self.cache.is_short(*port, *address) {
+                self.cache.forget_untold(*port, *address, batch);
+                self.cache.forget_unseen(*port, *address, comparison);
+                self.replan_with(*port, [*address], Some(flows), batch);
+                kept.insert((*port, *address));
+            }
+        }
+        let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
+        for port in ports {
+            for address in self.cache.addresses(port) {
+                if !kept.contains(&(port, address))
+                    && self.cache.forget_unseen(port, address, comparison)
+                {
+                    self.replan_with(port, [address], found.get(&(port, address)), batch);
+                }
+            }
+        }
+        let mut are_all_taken = true;
         for ((port, address), flows) in found {
-            self.cache.forget_unseen(port, address, comparison);
-            self.replan_with(port, [address], Some(&flows), batch);
             let entry = self.cache.entry_mut(port, address);
             let mut own = entry.and_then(|entry| entry.installed.own_mut());
             for (key, cookie) in flows {
                 match own.as_mut().filter(|own| own.has(&key, cookie)) {
                     Some(own) => own.seen(&key, comparison),
-                    None => {
+                    None if unknown.len() < UNKNOWN_MAX => {
                         let flow = InstalledFlow {
                             key: key.clone(),
                             cookie,
@@ -759,17 +777,11 @@ impl Access<'_> {
                         };
                         unknown.insert(key, flow);
                     }
+                    None => are_all_taken = false,
                 }
             }
         }
-        let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
-        for port in ports {
-            for address in self.cache.addresses(port) {
-                if self.cache.forget_unseen(port, address, comparison) {
-                    self.replan_entries(port, [address], batch);
-                }
-            }
-        }
+        are_all_taken
     }
 
     /// At a start, addresses that a load balancer leads to keep the marks of the earlier run: they get flows of their

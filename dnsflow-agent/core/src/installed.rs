@@ -288,7 +288,8 @@ impl Installed {
         let has_flows = self.own().is_some_and(|flows| !flows.is_empty());
         let (cut_of_own, cut_of_group) = (planned.cut_of_own(), planned.cut_of_group());
         // If the kernel refused the mark, there would be no room for flows that have gone for it.
-        let keeps_flows = has_flows && planned.own.is_some() && cut_of_own == cut_of_group;
+        let is_there = has_flows || adopted.is_some_and(|found| !found.is_empty());
+        let keeps_flows = is_there && planned.own.is_some() && cut_of_own == cut_of_group;
         let needs_flows = is_denied || (is_backend || keeps_flows) && self.marked().is_none();
         if let Some(marked) = self.marked()
             && !needs_flows
@@ -430,6 +431,11 @@ impl Installed {
     /// Whether the address has nothing but a mark.
     pub(crate) fn is_by_mark_alone(&self) -> bool {
         matches!(self, Self::Marked(_))
+    }
+
+    /// Whether the address has nothing but a mark that the kernel is still to be told of.
+    pub(crate) fn is_untold(&self) -> bool {
+        matches!(self, Self::Marked(marked) if marked.until.is_none())
     }
 
     /// Whether the address has nothing but flows that were not sent to the switch.

@@ -134,11 +134,21 @@ impl Cache {
         }
     }
 
-    /// Whether an address has not all flows of its rules because others have many.
-    pub(crate) fn has_less_room(&self, port: PortId, address: IpAddr) -> bool {
+    /// Whether an address has not all flows of its rules because others have many, or would not have them now.
+    pub(crate) fn is_short(&self, port: PortId, address: IpAddr) -> bool {
         let entry = self.entry(port, address);
         let cut = entry.and_then(|entry| entry.cut);
-        cut.is_some_and(|room| room < Room::Usual)
+        cut.is_some_and(|room| room < Room::Usual) || self.room(port, address) < Room::Usual
+    }
+
+    /// Whether flows of an earlier run tell which ports of an address are open: the flows and the mark that the address
+    /// has are not sent, or rules have no flow.
+    pub(crate) fn is_unsettled(&self, port: PortId, address: IpAddr) -> bool {
+        let entry = self.entry(port, address);
+        entry.is_some_and(|entry| {
+            let is_cut = entry.cut.is_some_and(|room| room < Room::Usual);
+            is_cut || entry.installed.is_unsent() || entry.installed.is_untold()
+        })
     }
 
     /// At the end of the first comparison, forgets flows of an address that is short of room, if they were not sent and
@@ -148,6 +158,17 @@ impl Cache {
             && self.ports.enforce((port, address), |entry, _| {
                 entry.installed.forget_unseen(comparison)
             })
+    }
+
+    /// Then likewise takes the mark from an address that has flows of its own in the switch, if the kernel has not been
+    /// told of it. If the kernel refused the mark, there would be no room for flows that have gone for it.
+    pub(crate) fn forget_untold(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
+        let groups = &mut self.groups;
+        self.ports.enforce((port, address), |entry, place| {
+            if entry.installed.is_untold() {
+                entry.installed.unmark(place, groups, batch);
+            }
+        });
     }
 
     /// Whether an address has more room than its last plan, in which not all flows of its rules were, or may have a

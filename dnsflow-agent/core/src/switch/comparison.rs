@@ -42,7 +42,7 @@ pub(super) struct Comparison {
     pub(super) unknown: Vec<InstalledFlow>,
     /// The flows of groups in the dump so far that no group has.
     pub(super) unknown_of_groups: Vec<InstalledFlow>,
-    /// In the first comparison, the flows in the dump so far that addresses short of room do not have.
+    /// In the first comparison, the flows in the dump so far that addresses do not have which may be short of room.
     pub(super) found: BTreeMap<(PortId, IpAddr), FoundFlows>,
     /// How many these are.
     pub(super) found_count: usize,
@@ -377,7 +377,7 @@ impl Switch {
             let comparison = &mut self.comparison;
             if let Some(Holder::Entry(port, address)) = holder
                 && comparison.ended == 0
-                && access.cache.has_less_room(port, address)
+                && access.cache.is_unsettled(port, address)
                 && comparison.found_count < access.cache.limits().flows_found_max()
             {
                 let of_address = comparison.found.entry((port, address)).or_default();
@@ -405,6 +405,8 @@ impl Switch {
     pub(crate) fn compared(&mut self, access: &mut Access<'_>, out: &mut Output) -> Option<Batch> {
         let now = out.now();
         let since = self.comparison.since.take()?;
+        // As before the comparison: what is missing in the switch is lost, and restored in parts.
+        let mut unsent = self.batch(false, now);
         self.comparison.ended += 1;
         self.comparison.has_ended = true;
         self.unanswered.clear();
@@ -421,7 +423,7 @@ impl Switch {
         let unknown = std::mem::take(&mut self.comparison.unknown);
         let of_groups = std::mem::take(&mut self.comparison.unknown_of_groups);
         let is_all = unknown.len() < UNKNOWN_OF_ADDRESSES_MAX;
-        let are_all_found = is_all && of_groups.len() < UNKNOWN_OF_GROUPS_MAX;
+        let mut are_all_found = is_all && of_groups.len() < UNKNOWN_OF_GROUPS_MAX;
         let unknown = unknown.into_iter().chain(of_groups);
         let mut unknown: HashMap<FlowKey, InstalledFlow> =
             unknown.map(|flow| (flow.key.clone(), flow)).collect();
@@ -439,7 +441,12 @@ impl Switch {
         out.counters.marks_removed += removed_marks as u64;
         let found = std::mem::take(&mut self.comparison.found);
         if self.comparison.ended == 1 {
-            access.keep_found(found, number, &mut unknown, &mut batch);
+            let are_all_taken = access.keep_found(found, number, &mut unknown, &mut unsent);
+            if !are_all_taken {
+                are_all_found = false;
+                self.compare_by(now);
+            }
+            self.commit(unsent, true, access.planner(), out);
         }
         // Flows that have come to be wanted since the dump has shown them: to remove them now would remove the new
         // ones, which have the same cookies.

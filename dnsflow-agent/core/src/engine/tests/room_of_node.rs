@@ -1,13 +1,16 @@
 //! How many flows the pods of a node have together.
 
+use std::collections::VecDeque;
+
 use super::{
     backends::lead_to,
     edits::{WAYS, config, node},
     limits::many,
     restart::{read_but_southbound, read_rules, southbound, started},
-    starts::{edit, is_open, is_open_at_all},
+    starts::{carry_out_until_dump, edit, is_open, is_open_at_all},
     *,
 };
+use crate::values::limits::UNKNOWN_MAX;
 
 /// Limits of the node in these tests: of names, and of flows that all addresses have of their own. Each further address
 /// has two more, and each denied name has one beyond.
@@ -266,6 +269,11 @@ fn an_open_address_does_not_close_because_another_pod_has_filled_the_node() {
 
 /// The agent reads everything, with the rows of these pods.
 fn read_all(node: &mut Node, before: &Node, pods: &[(u8, String)], rules: &[Rule]) {
+    read_interfaces(node, before, pods, rules);
+    read_bindings(node, pods, rules);
+}
+
+fn read_interfaces(node: &mut Node, before: &Node, pods: &[(u8, String)], rules: &[Rule]) {
     read_rules(node, rules);
     node.pods = before.pods.clone();
     let row = |host: u8| RowId::new(0x100 + u128::from(host));
@@ -277,6 +285,10 @@ fn read_all(node: &mut Node, before: &Node, pods: &[(u8, String)], rules: &[Rule
         reset: true,
         interfaces: interfaces.collect(),
     }));
+}
+
+fn read_bindings(node: &mut Node, pods: &[(u8, String)], rules: &[Rule]) {
+    let row = |host: u8| RowId::new(0x100 + u128::from(host));
     let bindings = pods.iter().map(|(host, pod)| {
         let binding = port_binding(&format!("ns1_{pod}"), *host);
         (row(*host), Some(binding))
@@ -318,6 +330,121 @@ fn a_start_closes_nothing_because_another_pod_has_filled_the_node() {
         read_all(&mut node, &before, &pods, &rules);
         node.pass(2 * COMPARE_INTERVAL);
         assert_eq!(open(&node), told.len(), "filled: {is_filled}");
+    }
+}
+
+/// How many flows addresses of a pod have of their own.
+fn own_of(node: &Node, host: u8) -> BTreeMap<IpAddr, usize> {
+    let mut own = BTreeMap::new();
+    for key in node.of_rules() {
+        if key.matches.ends.src() == IpAddr::from([10, 244, 0, host])
+            && let Some(dst) = key.matches.ends.dst()
+        {
+            *own.entry(dst).or_default() += 1;
+        }
+    }
+    own
+}
+
+/// The rule of many addresses has moved while no agent ran. Addresses that are planned before the node is full keep their
+/// flows as well.
+#[test]
+fn a_start_behind_an_edit_closes_nothing_in_a_full_node() {
+    for (is_edited, is_filled) in [(true, true), (false, true), (true, false), (false, false)] {
+        let rules = [many(allow("many.test"), 50), deny_all()];
+        let moved = [allow("new.test"), many(allow("many.test"), 50), deny_all()];
+        let mut before = node(WAYS[0], &rules);
+        // Its interface is the first one.
+        before.add_pod("p0", 4);
+        before.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        before.answer("p1", "many.test", &addresses(0, 30), 600);
+        if is_filled {
+            before.answer("p0", "many.test", &addresses(1000, 40), 600);
+        }
+        let whole = |node: &Node| {
+            let own = own_of(node, 5).into_values();
+            own.filter(|flows| *flows == 50).count()
+        };
+        assert_eq!(whole(&before), 30);
+        let saved = before.engine.saved(before.now);
+        let mut node = started(&mut before, &[], config(WAYS[0]));
+        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        node.engine.load_snapshot(saved, node.now);
+        let pods = [(4, "p0".to_owned()), (5, "p1".to_owned())];
+        let rules = if is_edited { &moved[..] } else { &rules[..] };
+        read_all(&mut node, &before, &pods, rules);
+        node.pass(2 * COMPARE_INTERVAL);
+        assert_eq!(whole(&node), 30, "edited: {is_edited}, filled: {is_filled}");
+    }
+}
+
+/// The kernel takes no marks, and so an address has flows of its own. The agent starts anew.
+#[test]
+fn a_start_closes_nothing_in_a_full_node_though_marks_are_refused() {
+    for is_filled in [true, false] {
+        let rules = [
+            many(deny("bad.test"), 100),
+            many(allow("example.com"), 50),
+            deny_all(),
+        ];
+        let mut before = four_pods(WAYS[1], &rules);
+        before.refuses_marks = true;
+        before.answer("p1", "example.com", &[ADDRESS], 3600);
+        before.pass(Duration::from_secs(5));
+        if is_filled {
+            fill(&mut before);
+        }
+        assert!(is_open(&before, ADDRESS, 1) && before.marks.is_empty());
+        let saved = before.engine.saved(before.now);
+        let mut node = started(&mut before, &[], config(WAYS[1]));
+        node.refuses_marks = true;
+        node.engine.load_snapshot(saved, node.now);
+        let pods = [(6, "p2"), (7, "p3"), (8, "p4"), (5, "p1")];
+        let pods = pods.map(|(host, pod)| (host, pod.to_owned()));
+        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        read_all(&mut node, &before, &pods, &rules);
+        node.pass(2 * COMPARE_INTERVAL);
+        assert!(is_open(&node, ADDRESS, 1), "filled: {is_filled}");
+    }
+}
+
+/// A rule has moved while no agent ran. With room for all flows or not, the first comparison removes and adds them in
+/// parts.
+#[test]
+fn the_first_comparison_of_a_full_node_removes_no_more_flows_than_it_looks_at() {
+    let rules = [many(deny("many.test"), 256), deny_all()];
+    let moved = [allow("new.test"), many(deny("many.test"), 256), deny_all()];
+    for names in [40_000, 1_000_000] {
+        let mut before = node(WAYS[0], &rules);
+        before.engine.told.cache.limits_mut().addresses_per_port_max = 100_000;
+        for part in 0..4 {
+            let told = addresses(1000 * part, 228);
+            before.answer("p1", "many.test", &told, 3600);
+            before.pass(Duration::from_secs(1));
+        }
+        let all = own(&before);
+        let saved = before.engine.saved(before.now);
+        let mut node = started(&mut before, &[], config(WAYS[0]));
+        let limits = node.engine.told.cache.limits_mut();
+        (limits.addresses_per_port_max, limits.names_per_node_max) = (100_000, names);
+        node.engine.load_snapshot(saved, node.now);
+        let pods = [(5, "p1".to_owned())];
+        read_interfaces(&mut node, &before, &pods, &moved);
+        node.waiting = Some(VecDeque::new());
+        read_bindings(&mut node, &pods, &moved);
+        carry_out_until_dump(&mut node);
+        node.log.clear();
+        assert!(node.carry_out_next());
+        let waiting = node.waiting.take().expect("commands wait");
+        let mut changes = waiting.iter().flat_map(|command| match command {
+            Command::Apply { changes, .. } => &changes[..],
+            _ => &[],
+        });
+        let is_removal = |change: &&FlowChange| {
+            matches!(change, FlowChange::Delete(..)) && !is_for_sentinel(change)
+        };
+        let removed = changes.by_ref().filter(is_removal).count();
+        assert!(removed > 0 && removed <= UNKNOWN_MAX, "{removed} of {all}");
     }
 }
 
