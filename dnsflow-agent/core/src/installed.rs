@@ -289,7 +289,8 @@ impl Installed {
         let (cut_of_own, cut_of_group) = (planned.cut_of_own(), planned.cut_of_group());
         // If the kernel refused the mark, there would be no room for flows that have gone for it.
         let is_there = has_flows || adopted.is_some_and(|found| !found.is_empty());
-        let keeps_flows = is_there && planned.own.is_some() && cut_of_own == cut_of_group;
+        let may_lose = cut_of_own == cut_of_group || groups.were_refused();
+        let keeps_flows = is_there && planned.own.is_some() && may_lose;
         let needs_flows = is_denied || (is_backend || keeps_flows) && self.marked().is_none();
         if let Some(marked) = self.marked()
             && !needs_flows

@@ -145,6 +145,11 @@ impl Groups {
         self.refused_until.is_some_and(|until| until > now)
     }
 
+    /// Whether the kernel has ever refused a mark.
+    pub(crate) fn were_refused(&self) -> bool {
+        self.refused_until.is_some()
+    }
+
     /// Whether packets of the port are marked, and a further address is tried.
     pub(crate) fn are_tried(&self, port: PortId, now: Timestamp) -> bool {
         self.interfaces.contains_key(&port) && !self.are_refused(now)

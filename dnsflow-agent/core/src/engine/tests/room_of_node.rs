@@ -735,6 +735,37 @@ fn a_mark_that_is_refused_again_does_not_close_an_open_address_of_a_full_node() 
     }
 }
 
+/// An address has flows of its own because the kernel has refused its mark. Other pods fill the node, and an edit adds a
+/// port.
+#[test]
+fn an_address_that_is_cut_keeps_its_ports_when_its_mark_is_refused_again() {
+    for is_filled in [true, false] {
+        let rules = |ports| {
+            [
+                many(deny("bad.test"), 100),
+                many(allow("example.com"), ports),
+                deny_all(),
+            ]
+        };
+        let mut node = four_pods(WAYS[1], &rules(50));
+        node.refuses_marks = true;
+        node.answer("p1", "example.com", &[ADDRESS], 3600);
+        node.pass(Duration::from_secs(70));
+        assert!(is_open(&node, ADDRESS, 1) && node.marks.is_empty());
+        if is_filled {
+            fill(&mut node);
+        }
+        edit(&mut node, &rules(51));
+        node.pass(Duration::from_secs(1));
+        assert!(is_open(&node, ADDRESS, 1), "filled: {is_filled}");
+        for _ in 0..2 {
+            node.answer("p1", "example.com", &[ADDRESS], 3600);
+            node.pass(Duration::from_secs(5));
+        }
+        assert!(is_open(&node, ADDRESS, 1), "filled: {is_filled}");
+    }
+}
+
 /// An address that a rule denies has few flows of its own in a full node. The denial ends, and with the next answer the
 /// mark brings the others back.
 #[test]
