@@ -450,6 +450,11 @@ impl FlowTemplate {
         (self.src, self.transport)
     }
 
+    /// The packets of its port that the flow is for, whatever its priority, if its destination is the same.
+    pub fn packets(&self) -> (u8, Arc<Registers>, Traffic) {
+        (self.table, Arc::clone(&self.registers), self.traffic())
+    }
+
     /// Compares the keys of two templates' flows to one destination.
     pub fn cmp_key(&self, other: &Self) -> Ordering {
         self.partial_key().cmp(&other.partial_key())

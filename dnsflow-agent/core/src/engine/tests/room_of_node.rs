@@ -212,6 +212,39 @@ enum Look {
     End,
 }
 
+/// Other pods fill the node. A rule denies 50 ports, behind which all others are allowed. An edit allows one of its ports
+/// before it.
+#[test]
+fn a_denial_that_has_not_grown_closes_no_further_port_in_a_full_node() {
+    for is_filled in [true, false] {
+        let rules = |is_edited: bool| {
+            let mut rules = vec![many(deny("bad.test"), 100)];
+            rules.extend(is_edited.then(|| many(allow("example.com"), 1)));
+            rules.push(many(deny("part.test"), 50));
+            rules.push(allow("example.com"));
+            rules.push(deny_all());
+            rules
+        };
+        let mut node = four_pods(None, &rules(false));
+        for name in ["part.test", "example.com"] {
+            node.answer("p1", name, &[ADDRESS], 3600);
+        }
+        assert!(is_open(&node, ADDRESS, 2));
+        if is_filled {
+            fill(&mut node);
+        }
+        edit(&mut node, &rules(true));
+        node.pass(Duration::from_secs(1));
+        let closes_all = node.of_rules().any(|key| {
+            key.priority == 11_000 - 2
+                && key.matches.transport.is_none()
+                && key.matches.ends.dst() == Some(ADDRESS.into())
+        });
+        let is_open = is_open(&node, ADDRESS, 3);
+        assert!(is_open && !closes_all, "filled: {is_filled}");
+    }
+}
+
 /// Another pod fills the node. An address with a mark has no flow of its own.
 #[test]
 fn an_open_address_does_not_close_because_another_pod_has_filled_the_node() {

@@ -18,7 +18,7 @@ use crate::{
     },
     values::{
         firewall::RuleAction,
-        flow::Traffic,
+        flow::{FlowTemplate, Traffic},
         limits::{FEW_FLOWS, FLOWS_OF_RULE, FLOWS_PER_ADDRESS_MAX, Limit},
         name::DomainName,
     },
@@ -292,47 +292,57 @@ impl Planner {
         let mut whole = fitting.whole.clone();
         whole.sort_unstable();
         whole.dedup();
-        let mut kept = Vec::new();
+        let mut all = Vec::new();
         for place in &whole {
             let templates = self.templates_of(facts, *place, to.is_ipv6(), false);
-            kept.extend(templates.iter().map(|flow| (*place, Arc::clone(flow))));
+            all.extend(templates.iter().map(|flow| (*place, Arc::clone(flow))));
         }
         // The flow with the highest priority decides.
-        kept.sort_by_key(|(_, flow)| Reverse(flow.priority));
+        all.sort_by_key(|(_, flow)| Reverse(flow.priority));
         let mut has: HashMap<Traffic, usize> = HashMap::new();
         for traffic in &space.has {
             *has.entry(*traffic).or_default() += 1;
         }
+        let mut kept: Vec<((usize, usize), Arc<FlowTemplate>)> = Vec::new();
         let mut missing: HashMap<(usize, usize), usize> = HashMap::new();
-        kept.retain(|(place, flow)| match has.get_mut(&flow.traffic()) {
-            Some(left) if *left > 0 => {
-                *left -= 1;
-                true
+        let (mut decided, mut undecided) = (HashMap::new(), HashSet::new());
+        for (place, flow) in all {
+            match (has.get_mut(&flow.traffic()), decided.get(&flow.packets())) {
+                (Some(left), _) if *left > 0 => {
+                    *left -= 1;
+                    decided.entry(flow.packets()).or_insert(Arc::clone(&flow));
+                    kept.push((place, flow));
+                }
+                (_, None) => *missing.entry(place).or_default() += 1,
+                (_, Some(first)) if *first == flow => {}
+                // It decides over no packet, and stays away.
+                (_, Some(_)) => {
+                    undecided.insert(flow);
+                }
             }
-            Some(_) | None => {
-                *missing.entry(*place).or_default() += 1;
-                false
-            }
-        });
+        }
         let room = space.room.flows().saturating_sub(kept.len());
         let count = |place| missing.get(&place).copied().unwrap_or_default();
-        let Some(mut less) = fitting_in(room, facts.sets, (&whole, false), count) else {
-            return OwnPlan {
-                plan: self.of_fitting(facts, to, &fitting),
-                cut: is_cut.then_some(Room::Usual),
-            };
+        let less = fitting_in(room, facts.sets, (&whole, false), count);
+        let cut = match less {
+            Some(_) => Some(space.room),
+            None => is_cut.then_some(Room::Usual),
         };
-        less.closing.extend(fitting.closing);
-        less.closing
-            .sort_unstable_by_key(|place| place_of(facts.sets, *place));
-        let mut plan = self.of_fitting(facts, to, &less);
-        kept.retain(|(place, _)| less.partly.contains(place));
+        let fitting = match less {
+            Some(mut less) => {
+                less.closing.extend(fitting.closing);
+                less.closing
+                    .sort_unstable_by_key(|place| place_of(facts.sets, *place));
+                less
+            }
+            None => fitting,
+        };
+        let mut plan = self.of_fitting(facts, to, &fitting);
+        kept.retain(|(place, _)| fitting.partly.contains(place));
         plan.extend(kept.into_iter().map(|(_, flow)| flow));
+        plan.retain(|flow| !undecided.contains(flow));
         in_order(&mut plan);
-        OwnPlan {
-            plan,
-            cut: Some(space.room),
-        }
+        OwnPlan { plan, cut }
     }
 }
 
