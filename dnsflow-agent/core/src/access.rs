@@ -483,7 +483,8 @@ impl Access<'_> {
                 continue;
             };
             let planner = &mut self.plans.planner;
-            let planned = match facts {
+            let before = batch.len();
+            let enforced = match facts {
                 Some(facts) => {
                     let planning = Planning {
                         address,
@@ -494,18 +495,14 @@ impl Access<'_> {
                         may_stay: false,
                         now,
                     };
-                    plan(planner, facts, entry, planning)
+                    let planned = plan(planner, facts, entry, planning).unwrap_or_default();
+                    cache.enforce((port_id, address), planned, found, batch)
                 }
                 None => {
                     entry.names.take_deciding();
-                    None
+                    cache.withdraw((port_id, address), batch)
                 }
             };
-            let before = batch.len();
-            let planned = planned.unwrap_or_default();
-            let enforced = self
-                .cache
-                .enforce((port_id, address), planned, found, batch);
             if let Some(awaited) = self.cache.awaits(port_id, address) {
                 batch.awaits(awaited);
             }

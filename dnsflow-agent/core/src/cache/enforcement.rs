@@ -9,7 +9,7 @@ use crate::{
     io::input::BatchId,
     policy::plan::{Planned, Room, Space},
     values::{
-        flow::{Cookie, FlowKey, Target},
+        flow::{Cookie, FlowKey, Target, Traffic},
         ids::PortId,
         limits::FLOWS_PER_ADDRESS_MAX,
         name::DomainName,
@@ -36,6 +36,7 @@ impl Cache {
                 };
                 let enforced = entry.installed.enforce(place, wanted, groups, batch);
                 entry.cut = enforced.cut;
+                entry.withdrawn = Box::default();
                 let is_ending = entry.installed.is_ending();
                 let written_in = entry.installed.unconfirmed_in();
                 (enforced, adopted.is_some(), is_ending, written_in)
@@ -105,9 +106,7 @@ impl Cache {
     /// How many flows of its own an address may have now.
     pub(crate) fn room(&self, port: PortId, address: IpAddr) -> Room {
         let entries = &self.port(port).entries;
-        let own = entries
-            .get(address)
-            .map_or(0, |entry| entry.installed.len());
+        let own = entries.get(address).map_or(0, Entry::flow_count);
         let of_port = entries.sizes().flows - own;
         let of_node = self.ports.totals().flows - own;
         let max = self.limits.flows_per_node_max();
@@ -127,11 +126,21 @@ impl Cache {
     pub(crate) fn space(&self, port: PortId, address: IpAddr) -> Space {
         let room = self.room(port, address);
         let entry = self.entry(port, address).filter(|_| room < Room::Usual);
-        let own = entry.and_then(|entry| entry.installed.own());
         Space {
             room,
-            has: own.into_iter().flat_map(Flows::traffic).collect(),
+            has: entry.into_iter().flat_map(Entry::traffic).collect(),
         }
+    }
+
+    /// Removes the flows of an entry, or its mark, because it is not known where to write them.
+    pub(crate) fn withdraw(&mut self, (port, address): Key, batch: &mut Batch) -> Enforced {
+        let entry = self.entry(port, address);
+        let withdrawn: Box<[Traffic]> = entry.into_iter().flat_map(Entry::traffic).collect();
+        let enforced = self.enforce((port, address), Planned::default(), None, batch);
+        self.ports.enforce((port, address), |entry, _| {
+            entry.withdrawn = withdrawn;
+        });
+        enforced
     }
 
     /// Whether an address has not all flows of its rules because others have many, or would not have them now.

@@ -24,9 +24,10 @@ use crate::{
         ports::Key,
         snapshot::SavedEntry,
     },
-    installed::{Installed, Place},
+    installed::{Flows, Installed, Place},
     policy::plan::Room,
     values::{
+        flow::Traffic,
         limits::MARK_SLACK,
         name::{DomainName, FromEnd},
     },
@@ -80,6 +81,9 @@ pub(crate) struct Entry {
     pub(super) is_backend: bool,
     /// The room by which its rules have not all of their flows, if they have not.
     pub(crate) cut: Option<Room>,
+    /// The traffic of flows that have gone because it is not known where to write them. They count as flows, and come
+    /// back.
+    pub(super) withdrawn: Box<[Traffic]>,
     /// When the entry is looked at again, if ever.
     pub(super) look: Look,
 }
@@ -340,9 +344,9 @@ impl Entries {
         let Some(entry) = self.by_address.get_mut(&address) else {
             return T::default();
         };
-        let before = entry.installed.len();
+        let before = entry.flow_count();
         let result = change(entry);
-        self.sizes.flows = self.sizes.flows + entry.installed.len() - before;
+        self.sizes.flows = self.sizes.flows + entry.flow_count() - before;
         result
     }
 
@@ -363,12 +367,23 @@ impl Entries {
             self.ipv6.remove(&address);
         }
         let entry = self.by_address.remove(&address)?;
-        self.sizes.flows -= entry.installed.len();
+        self.sizes.flows -= entry.flow_count();
         Some(*entry)
     }
 }
 
 impl Entry {
+    /// How many flows of its own the address should have, or will have again.
+    pub(super) fn flow_count(&self) -> usize {
+        self.installed.len() + self.withdrawn.len()
+    }
+
+    /// Their traffic ([`Flows::traffic`]).
+    pub(super) fn traffic(&self) -> impl Iterator<Item = Traffic> {
+        let own = self.installed.own().into_iter().flat_map(Flows::traffic);
+        own.chain(self.withdrawn.iter().copied())
+    }
+
     /// The end of the adopted flows.
     fn end_of_adopted(&self) -> Option<Timestamp> {
         let adopted = self.adopted.as_ref();

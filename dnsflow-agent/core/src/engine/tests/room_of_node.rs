@@ -799,6 +799,39 @@ fn an_address_that_is_cut_keeps_its_ports_when_its_mark_is_refused_again() {
     }
 }
 
+/// The logical port of a pod goes and comes back, with another pod's flows in the node.
+#[test]
+fn an_address_has_its_ports_again_when_its_logical_port_comes_back_in_a_full_node() {
+    for is_filled in [true, false] {
+        let rules = [many(allow("many.test"), 50), deny_all()];
+        let mut node = node(WAYS[0], &rules);
+        node.add_pod("p0", 4);
+        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        node.answer("p1", "many.test", &addresses(0, 30), 3600);
+        let fill = |node: &mut Node| {
+            if is_filled {
+                node.answer("p0", "many.test", &addresses(1000, 40), 3600);
+            }
+        };
+        fill(&mut node);
+        let before = own(&node);
+        let whole = |node: &Node| {
+            let own = own_of(node, 5).into_values();
+            own.filter(|flows| *flows == 50).count()
+        };
+        assert_eq!(whole(&node), 30);
+        let row = node.remove_logical_port("p1");
+        node.pass(Duration::from_secs(1));
+        assert_eq!(whole(&node), 0);
+        // Nobody gets the room meanwhile.
+        fill(&mut node);
+        node.add_logical_port("p1", 5, row);
+        node.pass(Duration::from_secs(5));
+        node.engine.told.cache.check();
+        assert_eq!((whole(&node), own(&node)), (30, before), "{is_filled}");
+    }
+}
+
 /// An address that a rule denies has few flows of its own in a full node. The denial ends, and with the next answer the
 /// mark brings the others back.
 #[test]
