@@ -37,6 +37,8 @@ impl Cache {
                 let enforced = entry.installed.enforce(place, wanted, groups, batch);
                 entry.cut = enforced.cut;
                 entry.withdrawn = Box::default();
+                let is_tried = !groups.are_refused(batch.now());
+                entry.tried_in = is_tried.then(|| groups.version());
                 let is_ending = entry.installed.is_ending();
                 let written_in = entry.installed.unconfirmed_in();
                 (enforced, adopted.is_some(), is_ending, written_in)
@@ -181,14 +183,15 @@ impl Cache {
     }
 
     /// Whether an address has more room than its last plan, in which not all flows of its rules were, or may have a
-    /// mark.
+    /// mark since.
     pub(crate) fn has_room_again(&self, port: PortId, address: IpAddr, now: Timestamp) -> bool {
         let Some(entry) = self.entry(port, address) else {
             return false;
         };
         let may_be_marked = || {
             let is_new = !entry.is_denied() && entry.installed.group().is_none();
-            is_new && !entry.is_backend && self.groups.are_tried(port, now)
+            let is_tried = entry.tried_in == Some(self.groups.version());
+            is_new && !entry.is_backend && !is_tried && self.groups.are_tried(port, now)
         };
         let is_more = |room| room < self.room(port, address) || may_be_marked();
         entry

@@ -84,6 +84,10 @@ pub(crate) struct Entry {
     /// The traffic of flows that have gone because it is not known where to write them. They count as flows, and come
     /// back.
     pub(super) withdrawn: Box<[Traffic]>,
+    /// The version of the groups ([`Groups::version`]) at its last plan, if a mark could be tried then.
+    ///
+    /// [`Groups::version`]: crate::installed::Groups::version
+    pub(super) tried_in: Option<u64>,
     /// When the entry is looked at again, if ever.
     pub(super) look: Look,
 }

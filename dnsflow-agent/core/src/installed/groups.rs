@@ -55,6 +55,8 @@ pub(crate) struct Groups {
     refused_until: Option<Timestamp>,
     /// Those that are not in force any more, since this was last asked for.
     out_of_force: BTreeSet<GroupId>,
+    /// The number of changes so far by which an address could get a group that it could not get before.
+    version: u64,
 }
 
 #[derive(Debug)]
@@ -87,6 +89,7 @@ impl Groups {
             read_at: None,
             refused_until: None,
             out_of_force: BTreeSet::new(),
+            version: 0,
         }
     }
 
@@ -148,6 +151,12 @@ impl Groups {
     /// Whether the kernel has ever refused a mark.
     pub(crate) fn were_refused(&self) -> bool {
         self.refused_until.is_some()
+    }
+
+    /// Another number when an address may get a group that it could not get before: numbers are free again, or a group
+    /// is new or in force.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
     }
 
     /// Whether packets of the port are marked, and a further address is tried.
@@ -221,12 +230,13 @@ impl Groups {
             waiting: BTreeSet::new(),
         };
         self.groups.insert(id, group);
+        self.version += 1;
         Some(id)
     }
 
     /// A number for a plan: mostly the one that the same plan had in the last run.
     fn number(&mut self, plan: &Plan, now: Timestamp) -> Option<GroupId> {
-        self.resting.retain(|_, until| *until > now);
+        self.end_rests(now);
         let mask = self.mask?;
         let max = mask >> mask.trailing_zeros();
         let mut hasher = DefaultHasher::new();
@@ -238,6 +248,13 @@ impl Groups {
             !self.groups.contains_key(id) && !is_marked
         };
         ids.take(NUMBERS_TRIED).find(is_free)
+    }
+
+    /// Numbers that have rested are free.
+    fn end_rests(&mut self, now: Timestamp) {
+        let before = self.resting.len();
+        self.resting.retain(|_, until| *until > now);
+        self.version += u64::from(self.resting.len() < before);
     }
 
     /// An address has this group no longer.
@@ -429,6 +446,7 @@ impl Groups {
             let target = Target::Group(id.mark(mask));
             if !group.in_force && is_there(target, &group.flows) {
                 group.in_force = true;
+                self.version += 1;
                 let waiting = std::mem::take(&mut group.waiting);
                 marked.extend(waiting.into_iter().map(|address| (group.port, address)));
             }
@@ -439,9 +457,12 @@ impl Groups {
     /// All marks of the kernel were read. Those of groups that were over at the beginning are removed, and so are those
     /// of an earlier run whose addresses do not wait for their groups.
     pub(crate) fn marks_read(&mut self, reading: Reading) {
-        self.read_at = Some(reading.since);
+        let is_news = self.read_at.replace(reading.since).is_none();
+        self.version += u64::from(is_news);
         if !reading.is_first {
-            self.former = std::mem::take(&mut self.found_former);
+            let found = std::mem::take(&mut self.found_former);
+            let former = std::mem::replace(&mut self.former, found);
+            self.version += u64::from(former != self.former);
         }
     }
 
@@ -450,6 +471,7 @@ impl Groups {
     /// is left in the kernel.
     pub(crate) fn sweep(&mut self, batch: &mut Batch) {
         let now = batch.now();
+        self.end_rests(now);
         let Some(read_at) = self.read_at else {
             return;
         };
@@ -467,6 +489,7 @@ impl Groups {
                 self.out_of_force.insert(id);
                 self.by_plan.remove(&group.plan);
                 self.resting.insert(id, now + GROUP_RESTS);
+                self.version += 1;
             }
         }
     }

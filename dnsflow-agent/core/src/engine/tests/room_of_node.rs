@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{
     backends::lead_to,
-    edits::{WAYS, config, node},
+    edits::{ONE_NUMBER, WAYS, config, node},
     limits::many,
     restart::{read_but_southbound, read_rules, southbound, started},
     starts::{carry_out_until_dump, edit, is_open, is_open_at_all},
@@ -829,6 +829,32 @@ fn an_address_has_its_ports_again_when_its_logical_port_comes_back_in_a_full_nod
         node.pass(Duration::from_secs(5));
         node.engine.told.cache.check();
         assert_eq!((whole(&node), own(&node)), (30, before), "{is_filled}");
+    }
+}
+
+/// A pod has more flows than usual, and the only number is another address's. Its addresses, of which some have no room,
+/// have no mark to come.
+#[test]
+fn a_repeated_answer_plans_nothing_for_addresses_that_get_no_mark() {
+    for way in [ONE_NUMBER, WAYS[0]] {
+        let rules = [
+            many(allow("a.test"), 1),
+            many(allow("few.test"), 2),
+            many(allow("many.test"), 200),
+            deny_all(),
+        ];
+        let mut node = node(way, &rules);
+        node.engine.told.cache.limits_mut().addresses_per_port_max = 250;
+        node.answer("p1", "a.test", &[OTHER], 3600);
+        let told = addresses(0, 100);
+        for name in ["few.test", "many.test", "many.test", "many.test"] {
+            node.answer("p1", name, &told, 3600);
+            node.pass(Duration::from_secs(40));
+        }
+        node.engine.told.plans.planner().take_planned();
+        node.answer("p1", "many.test", &told, 3600);
+        let planned = node.engine.told.plans.planner().take_planned();
+        assert_eq!(planned, 0, "{way:?}");
     }
 }
 
