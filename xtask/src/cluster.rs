@@ -21,10 +21,7 @@ use dnsflow_tests::support::{helper, lab_name, root_directory};
 use self::{nodes::Nodes, programs::Programs};
 use crate::{
     image, interrupt,
-    kind::{
-        self,
-        deployment::Deployment,
-    },
+    kind::{self, deployment::Deployment},
     prepare::cargo,
 };
 
