@@ -291,7 +291,11 @@ impl Installed {
         let is_there = has_flows || adopted.is_some_and(|found| !found.is_empty());
         let may_lose = cut_of_own == cut_of_group || groups.were_refused();
         let keeps_flows = is_there && planned.own.is_some() && may_lose;
-        let needs_flows = is_denied || (is_backend || keeps_flows) && self.marked().is_none();
+        // Without room, a mark opens at least what is not sent there by a load balancer: whoever makes a Service would
+        // close the address to others.
+        let has_room = planned.own.is_none();
+        let needs_flows =
+            is_denied || (is_backend && has_room || keeps_flows) && self.marked().is_none();
         if let Some(marked) = self.marked()
             && !needs_flows
             && groups.is_plan(marked.group, &planned.plan)

@@ -578,6 +578,28 @@ fn a_further_address_has_all_of_its_ports_by_a_mark_in_a_full_node() {
     assert_eq!(open.count(), 40);
 }
 
+/// A Service of another tenant leads to the address. Flows would hold also behind the load balancer, but have no room.
+#[test]
+fn a_service_of_another_tenant_closes_no_new_address_in_a_full_node() {
+    let rules = [
+        many(deny("bad.test"), 100),
+        many(allow("example.com"), 50),
+        deny_all(),
+    ];
+    for (is_filled, has_service) in [(true, true), (true, false), (false, true)] {
+        let mut node = four_pods(WAYS[1], &rules);
+        if is_filled {
+            fill(&mut node);
+        }
+        if has_service {
+            lead_to(&mut node, 1, &[ADDRESS]);
+        }
+        node.answer("p1", "example.com", &[ADDRESS], 3600);
+        node.pass(2 * COMPARE_INTERVAL);
+        assert!(is_open(&node, ADDRESS, 1), "{is_filled} {has_service}");
+    }
+}
+
 /// Pods with addresses of many flows, most of which had no room on the node. The agent starts anew.
 #[test]
 fn a_start_brings_no_more_flows_than_the_node_may_have() {
