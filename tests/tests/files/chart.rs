@@ -30,7 +30,10 @@ const SAME: [(&str, &[&str]); 4] = [
     ("base", &[]),
     ("overlays/openshift", &["openshift=true"]),
     (RESTRICTED, &["restricted=true"]),
-    (MONITORED, &["podMonitor.enabled=true"]),
+    (
+        MONITORED,
+        &["podMonitor.enabled=true", "prometheusRule.enabled=true"],
+    ),
 ];
 
 /// Helm; `None` after saying why there is none.
