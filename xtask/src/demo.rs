@@ -216,12 +216,9 @@ fn tell(story: &mut Story, ovn: Ovn, built: bool) -> Result<()> {
         || {
             let lab = Lab::up(labs::options(lab_name("demo"), root)?)?;
             let version = lab.nbctl(&["--version"])?;
-            let found = format!(
-                "OVN {}, in {}",
-                version.lines().next().unwrap_or_default(),
-                lab.base().display()
-            );
-            Ok((lab, found))
+            let first = version.lines().next().unwrap_or_default();
+            let version = first.rsplit(' ').next().unwrap_or_default();
+            Ok((lab, format!("OVN {version}")))
         },
     )?;
     without_dnsflow(story, &lab)?;

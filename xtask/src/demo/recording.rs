@@ -102,7 +102,7 @@ impl Recording {
         );
         let (places, parts) = (places.join(";"), parts.join(";"));
         format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\">\n\
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" xml:space=\"preserve\">\n\
              <title>cargo xtask demo</title>\n\
              <style>text {{ font: 13px monospace; fill: #d0d0d0; white-space: pre }} .command {{ fill: #8ae234 }}</style>\n\
              <rect width=\"{width}\" height=\"{height}\" rx=\"6\" fill=\"#1c1c1c\"/>\n\
