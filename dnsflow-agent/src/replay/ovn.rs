@@ -1,4 +1,4 @@
-//! The rows of an OVN that has caught up with the rules: no more of them than the rules for names need.
+//! The rows of an OVN that has caught up with the rules: no more of them than the agent reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,6 +16,7 @@ use dnsflow_core::{
         name::DnsName,
     },
 };
+use ipnet::IpNet;
 
 use crate::options::PodAddresses;
 
@@ -31,8 +32,8 @@ const fn row(number: u32) -> RowId {
     RowId::new((number as u128) << 96)
 }
 
-/// The port groups of the pods' namespaces, the logical ports of the pods, and an ACL with its logical flow for each
-/// rule for a name.
+/// The port groups of the pods' namespaces, the logical ports of the pods, an ACL for each rule for a name or a network,
+/// and a logical flow for those of names.
 pub(super) fn rows(
     ports: &BTreeMap<String, &PodAddresses>,
     firewalls: &FirewallUpdate,
@@ -68,10 +69,19 @@ pub(super) fn rows(
         let firewall = firewall.iter().filter(|_| id.name == FIREWALL_NAME);
         let rules = firewall.flat_map(|firewall| (0..).zip(&*firewall.rules));
         for ((index, rule), number) in rules.zip(&mut numbers) {
-            let Destination::Name(name) = &rule.destination else {
-                continue;
+            let acl = match &rule.destination {
+                Destination::Name(name) => {
+                    let matches = name_match(&id.namespace, rule, name);
+                    acl(&id.namespace, index, rule, matches.to_string())
+                }
+                Destination::Cidr(network) => {
+                    let matches = network_match(&id.namespace, network);
+                    nb.acls
+                        .push((row(number), Some(acl(&id.namespace, index, rule, matches))));
+                    continue;
+                }
+                Destination::Nodes | Destination::Invalid(_) => continue,
             };
-            let acl = acl(&id.namespace, index, rule, name);
             let flow = LogicalFlow {
                 pipeline: Pipeline::Egress,
                 table_id: 0,
@@ -90,19 +100,32 @@ pub(super) fn rows(
     (nb, sb)
 }
 
-fn acl(namespace: &str, index: u16, rule: &Rule, name: &DnsName) -> Acl {
+fn name_match(namespace: &str, rule: &Rule, name: &DnsName) -> NameMatch {
     let hash = |family| Some(address_set_hashes(name, family)[0]);
-    let matches = NameMatch {
+    NameMatch {
         v4: hash(Family::V4),
         v6: hash(Family::V6),
         port_group: default_port_group(namespace),
         transports: rule.ports.clone(),
+    }
+}
+
+/// Without the ports, which nobody reads here.
+fn network_match(namespace: &str, network: &IpNet) -> String {
+    let version = match network {
+        IpNet::V4(_) => 4,
+        IpNet::V6(_) => 6,
     };
+    let group = default_port_group(namespace);
+    format!("(ip{version}.dst == {network}) && inport == @{group}")
+}
+
+fn acl(namespace: &str, index: u16, rule: &Rule, matches: String) -> Acl {
     Acl {
         namespace: namespace.into(),
         rule_index: index.into(),
         priority: FIRST_PRIORITY.saturating_sub(index),
-        matches: matches.to_string(),
+        matches,
         action: match rule.action {
             RuleAction::Allow => "allow".to_owned(),
             RuleAction::Deny => "drop".to_owned(),
