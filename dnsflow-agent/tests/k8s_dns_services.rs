@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use dnsflow_agent::k8s::{ClientOptions, DnsService, watch_dns_services};
 use dnsflow_core::values::resolver::Resolver;
-use fake::{Kubeconfig, PATIENCE, Server, status};
+use fake::{Kubeconfig, PATIENCE, Server, list_of, status};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
 
@@ -82,10 +82,7 @@ fn service(name: &str, version: &str, addresses: &[&str]) -> Value {
 }
 
 fn list(version: &str, items: &[Value]) -> Value {
-    json!({
-        "kind": "ServiceList", "apiVersion": "v1",
-        "metadata": {"resourceVersion": version}, "items": items,
-    })
+    list_of("v1", "Service", version, items)
 }
 
 #[tokio::test]

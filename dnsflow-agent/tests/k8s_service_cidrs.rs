@@ -5,7 +5,7 @@ mod fake;
 use std::collections::BTreeSet;
 
 use dnsflow_agent::k8s::{ClientOptions, watch_service_cidrs};
-use fake::{Kubeconfig, PATIENCE, Server};
+use fake::{Kubeconfig, PATIENCE, Server, list_of};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
@@ -60,10 +60,7 @@ fn service_cidr(name: &str, version: &str, cidrs: &[&str]) -> Value {
 }
 
 fn list(version: &str, items: &[Value]) -> Value {
-    json!({
-        "kind": "ServiceCIDRList", "apiVersion": "networking.k8s.io/v1",
-        "metadata": {"resourceVersion": version}, "items": items,
-    })
+    list_of("networking.k8s.io/v1", "ServiceCIDR", version, items)
 }
 
 #[tokio::test]

@@ -240,8 +240,13 @@ pub fn status(code: u16) -> Value {
 }
 
 pub fn list(version: &str, items: &[Value]) -> Value {
+    list_of("k8s.ovn.org/v1", "EgressFirewall", version, items)
+}
+
+/// A list of objects of this kind.
+pub fn list_of(api: &str, kind: &str, version: &str, items: &[Value]) -> Value {
     json!({
-        "kind": "EgressFirewallList", "apiVersion": "k8s.ovn.org/v1",
+        "kind": format!("{kind}List"), "apiVersion": api,
         "metadata": {"resourceVersion": version}, "items": items,
     })
 }

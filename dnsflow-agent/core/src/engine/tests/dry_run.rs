@@ -1,10 +1,7 @@
 //! A dry run decides as always, and installs nothing.
 
-use super::*;
-use crate::{
-    ask::view::{Judged, Reason},
-    values::connection::Attempt,
-};
+use super::{explain::judged, *};
+use crate::ask::view::{Judged, Reason};
 
 const RULES: fn() -> [Rule; 2] = || [allow("example.com"), deny_all()];
 
@@ -90,14 +87,7 @@ fn a_dry_run_is_the_reason_why_a_connection_is_denied() {
     let mut node = Node::with(&RULES());
     annotate(&mut node, true);
     node.answer("p1", "example.com", &[ADDRESS], 600);
-    let attempt = Attempt {
-        ifindex: ifindex_of(node.pods["ns1_p1"]),
-        protocol: Protocol::Tcp,
-        address: ADDRESS.into(),
-        port: 443,
-        at: node.now,
-    };
-    let judged = node.engine.view().judge_attempt(&attempt, &[], node.now);
+    let judged = judged(&node);
     let Judged::Denied(_, denied) = judged else {
         panic!("{judged:?}")
     };

@@ -64,7 +64,7 @@ fn reason(node: &Node, target: &str) -> (Verdict, Reason, Option<u32>) {
 }
 
 /// The verdict over the pod's attempt to connect to port 443 of the address.
-fn judged(node: &Node) -> Judged {
+pub(super) fn judged(node: &Node) -> Judged {
     let attempt = Attempt {
         ifindex: ifindex_of(node.pods["ns1_p1"]),
         protocol: Protocol::Tcp,
