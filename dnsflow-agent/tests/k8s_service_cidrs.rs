@@ -96,4 +96,5 @@ async fn an_api_server_without_the_resource_is_left_alone() {
     let ended = timeout(std::time::Duration::from_secs(2), &mut watch.task).await;
     assert!(ended.is_err(), "the watch has ended");
     assert!(watch.networks.try_recv().is_err());
+    server.no_request();
 }
