@@ -11,6 +11,7 @@ use std::{
     fmt::Write as _,
     fs,
     net::{IpAddr, Ipv4Addr},
+    num::NonZeroU32,
     path::PathBuf,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     time::{Duration, Instant},
@@ -70,9 +71,10 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What a node has.
+/// What a node has, and how its agent opens addresses.
 #[derive(Clone, Copy, Debug)]
 struct Size {
+    by_marks: bool,
     pods: usize,
     /// Names that the pods were told.
     names: usize,
@@ -89,6 +91,7 @@ struct Size {
 }
 
 const USUAL: Size = Size {
+    by_marks: false,
     pods: 50,
     names: 1_000,
     entries: 10_000,
@@ -154,6 +157,14 @@ fn main() -> Result<()> {
         };
         lines.push((name, vec![of(number / 10)?, usual, of(number * 10)?]));
     }
+    for entries in [USUAL.entries, USUAL.entries * 10] {
+        let figures = measure(Size {
+            by_marks: true,
+            entries,
+            ..USUAL
+        });
+        row(&format!("by marks, {entries} cache entries"), &figures)?;
+    }
     print!("{table}");
     if let Some(file) = arguments.svg {
         fs::write(file, plot(&lines))?;
@@ -211,8 +222,12 @@ struct Stage {
     told: usize,
 }
 
-fn config() -> Config {
+/// The bits of the marks, by default.
+const MARK_MASK: Option<NonZeroU32> = NonZeroU32::new(0xffe0_0000);
+
+fn config(by_marks: bool) -> Config {
     Config {
+        mark_mask: MARK_MASK.filter(|_| by_marks),
         flow_changes_per_second: u32::MAX,
         cache_limits: CacheLimits {
             addresses_per_port_max: usize::MAX,
@@ -334,7 +349,7 @@ impl Stage {
         let elsewhere = 0..size.rules_elsewhere;
         let rules_elsewhere = elsewhere.map(|number| allow(&format!("service{number}.test")));
         let mut node = Node::bare();
-        node.engine = Engine::new(config());
+        node.engine = Engine::new(config(size.by_marks));
         let mut stage = Self {
             size,
             node,
@@ -529,7 +544,7 @@ impl Stage {
         let mut snapshot = Snapshot::begin(self.node.now);
         let parts = std::iter::from_fn(|| self.node.engine.next_part(&mut snapshot));
         let saved = parts.collect();
-        self.node.engine = Engine::new(config());
+        self.node.engine = Engine::new(config(self.size.by_marks));
         let flows = self.node.switch.len();
         let time = self.time(|stage| {
             stage.node.engine.load_snapshot(saved, stage.node.now);
@@ -542,7 +557,7 @@ impl Stage {
     /// What the engine takes.
     fn memory_bytes(&mut self) -> usize {
         let before = USED.load(Relaxed);
-        self.node.engine = Engine::new(config());
+        self.node.engine = Engine::new(config(self.size.by_marks));
         before - USED.load(Relaxed)
     }
 }

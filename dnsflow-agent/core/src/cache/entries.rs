@@ -6,11 +6,12 @@
 pub(super) mod names;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv6Addr},
     sync::Arc,
 };
 
+use indexmap::IndexMap;
 use ipnet::Ipv6Net;
 use smallvec::SmallVec;
 
@@ -36,8 +37,9 @@ use crate::{
 /// The entries of one port.
 #[derive(Debug, Default)]
 pub(crate) struct Entries {
-    /// In boxes: a table that grows has twice the room that it needs.
-    by_address: HashMap<IpAddr, Box<Entry>>,
+    /// In boxes: a table that grows has twice the room that it needs. In the order in which they came, which is mostly
+    /// that of the boxes in memory: a look at all entries goes one way.
+    by_address: IndexMap<IpAddr, Box<Entry>>,
     /// Those of the addresses that are of IPv6, in order.
     ipv6: BTreeSet<Ipv6Addr>,
     /// For each name, the addresses whose entries have the name.
@@ -370,7 +372,7 @@ impl Entries {
         if let IpAddr::V6(address) = address {
             self.ipv6.remove(&address);
         }
-        let entry = self.by_address.remove(&address)?;
+        let entry = self.by_address.swap_remove(&address)?;
         self.sizes.flows -= entry.flow_count();
         Some(*entry)
     }
