@@ -2,6 +2,7 @@
 
 mod attach;
 mod attempts;
+mod beside_engine;
 mod cost;
 mod differential;
 mod filter;

@@ -30,9 +30,9 @@ use crate::{
 /// The interface that programs under test run on.
 const IFINDEX: u32 = 1;
 
-const A: u16 = 1;
+pub(crate) const A: u16 = 1;
 const CNAME: u16 = 5;
-const AAAA: u16 = 28;
+pub(crate) const AAAA: u16 = 28;
 const HTTPS: u16 = 65;
 
 const NAME: &str = "www.example.com";
@@ -41,7 +41,7 @@ const NAME: &str = "www.example.com";
 const POINTER: [u8; 2] = [0xc0, 12];
 
 /// A name in wire format.
-fn wire(name: &str) -> Vec<u8> {
+pub(crate) fn wire(name: &str) -> Vec<u8> {
     let labels = name.split('.').filter(|label| !label.is_empty());
     let mut wire: Vec<u8> = labels
         .flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat())
@@ -52,16 +52,16 @@ fn wire(name: &str) -> Vec<u8> {
 
 /// A record of an answer.
 #[derive(Clone)]
-struct Record {
-    owner: Vec<u8>,
-    kind: u16,
-    class: u16,
-    ttl: u32,
-    data: Vec<u8>,
+pub(crate) struct Record {
+    pub(crate) owner: Vec<u8>,
+    pub(crate) kind: u16,
+    pub(crate) class: u16,
+    pub(crate) ttl: u32,
+    pub(crate) data: Vec<u8>,
 }
 
 /// An address of the name that was asked for.
-fn at(address: impl Into<IpAddr>) -> Record {
+pub(crate) fn at(address: impl Into<IpAddr>) -> Record {
     let (kind, data) = match address.into() {
         IpAddr::V4(address) => (A, address.octets().to_vec()),
         IpAddr::V6(address) => (AAAA, address.octets().to_vec()),
@@ -75,7 +75,7 @@ fn at(address: impl Into<IpAddr>) -> Record {
     }
 }
 
-fn alias(owner: &str, target: &str) -> Record {
+pub(crate) fn alias(owner: &str, target: &str) -> Record {
     Record {
         owner: wire(owner),
         kind: CNAME,
@@ -94,7 +94,7 @@ fn v6(last: u16) -> Ipv6Addr {
 }
 
 /// The datagram that answers with these records.
-fn answer(name: &[u8], asked: u16, records: &[Record]) -> Frame {
+pub(crate) fn answer(name: &[u8], asked: u16, records: &[Record]) -> Frame {
     let mut message = Vec::new();
     for word in [0x1234, 0x8180, 1, records.len() as u16, 0, 0] {
         message.extend(word.to_be_bytes());
