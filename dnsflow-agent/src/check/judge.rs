@@ -301,7 +301,7 @@ fn templates(acls: &BTreeMap<RowId, Acl>, southbound: &Southbound) -> Finding {
     for (id, row) in acls {
         match acl::parse(&row.matches) {
             Ok(AclMatch::Name(_)) => {}
-            Ok(AclMatch::Nodes(_) | AclMatch::Other) => continue,
+            Ok(AclMatch::Nodes(_) | AclMatch::Network(_) | AclMatch::Other) => continue,
             Err(error) => {
                 reasons.insert(format!("the match of an ACL of {}: {error}", row.namespace));
                 continue;

@@ -1,10 +1,10 @@
 //! Reads and writes the match of an EgressFirewall rule's ACL, as ovn-kubernetes writes it:
 //! `(ip4.dst == $a1 || ip6.dst == $a2) && inport == @a3 && ((udp && ( udp.dst == 53 )) || (tcp))`.
 //!
-//! Rules by name and by node are read in full; every other destination is [`AclMatch::Other`].
+//! A match of another form is [`AclMatch::Other`], and no error: OVN alone serves rules without a name.
 //! Source of the form: `egressfirewall.go` of ovn-kubernetes, and recordings of its output.
 
-use std::{fmt, net::IpAddr};
+use std::{fmt, net::IpAddr, str::FromStr};
 
 use ipnet::IpNet;
 
@@ -17,7 +17,9 @@ pub enum AclMatch {
     Name(NameMatch),
     /// The destination is the addresses of the selected nodes.
     Nodes(NodesMatch),
-    /// Another destination: a CIDR.
+    /// The destination is a network.
+    Network(NetworkMatch),
+    /// Another destination.
     Other,
 }
 
@@ -30,6 +32,15 @@ pub enum AclMatch {
 pub struct NodesMatch {
     /// All host addresses of the selected nodes, in order.
     pub addresses: Box<[IpAddr]>,
+    /// Protocols and ports; empty means all traffic.
+    pub transports: Vec<Transport>,
+}
+
+/// The match of a rule with a `cidrSelector`: `(ip4.dst == 0.0.0.0/0 && ip4.dst != 10.244.0.0/16) && inport == @a3`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NetworkMatch {
+    /// The network, without the bits behind its prefix.
+    pub network: IpNet,
     /// Protocols and ports; empty means all traffic.
     pub transports: Vec<Transport>,
 }
@@ -127,12 +138,13 @@ pub fn parse(text: &str) -> Result<AclMatch, AclMatchError> {
         }
         if cursor.take("$a") {
             *family = Some(cursor.number("an address set's hash")?);
-        } else if let Some(address) = cursor.address()
+        } else if let Some(address) = cursor.parsed::<IpAddr>()
             && address.is_ipv6() == is_ipv6
         {
             nodes.push(address);
         } else {
-            return Ok(AclMatch::Other);
+            let network = cursor.network_match(is_ipv6);
+            return Ok(network.map_or(AclMatch::Other, AclMatch::Network));
         }
         if !cursor.take("||") {
             break;
@@ -206,7 +218,7 @@ impl<'a> Cursor<'a> {
         Ok(word)
     }
 
-    fn number<N: std::str::FromStr>(&mut self, expected: &'static str) -> Result<N, AclMatchError> {
+    fn number<N: FromStr>(&mut self, expected: &'static str) -> Result<N, AclMatchError> {
         let word = self.word(expected)?;
         word.parse().map_err(|_| AclMatchError {
             expected,
@@ -214,14 +226,32 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Takes an address without a prefix length, if one comes next.
-    fn address(&mut self) -> Option<IpAddr> {
+    /// Takes the text up to a blank or a bracket, if it can be parsed.
+    fn parsed<T: FromStr>(&mut self) -> Option<T> {
         let text = self.rest.trim_start();
         let end = text.find([' ', ')']).unwrap_or(text.len());
-        let (address, rest) = text.split_at(end);
-        let address = address.parse().ok()?;
+        let (text, rest) = text.split_at(end);
+        let parsed = text.parse().ok()?;
         self.rest = rest;
-        Some(address)
+        Some(parsed)
+    }
+
+    /// `0.0.0.0/0 && ip4.dst != 10.244.0.0/16) && inport == @a3`, and the ports if there are any.
+    fn network_match(&mut self, is_ipv6: bool) -> Option<NetworkMatch> {
+        let destination = if is_ipv6 { "ip6.dst" } else { "ip4.dst" };
+        let network: IpNet = self.parsed()?;
+        if network.addr().is_ipv6() != is_ipv6 {
+            return None;
+        }
+        while self.take("&&") {
+            let is_left_out = self.take(destination) && self.take("!=");
+            is_left_out.then(|| self.parsed::<IpNet>())??;
+        }
+        let (_, transports) = self.port_group_and_transports().ok()?;
+        Some(NetworkMatch {
+            network: network.trunc(),
+            transports,
+        })
     }
 
     fn end(&self) -> Result<(), AclMatchError> {

@@ -474,11 +474,11 @@ impl Refusals {
 
     /// Whether the address belongs to the cluster itself: no EgressFirewall is asked about it, because
     /// ovn-kubernetes leaves the cluster's networks out of its rules, and rewrites a Service's address before
-    /// it comes to them.
+    /// it comes to them. An address that no Service has comes to them as it is.
     fn is_inside(&self, address: IpAddr, whose: Whose<'_>) -> bool {
         let Learned {
             pods,
-            service_networks,
+            service_networks: _,
             services,
             nodes: _,
             dns,
@@ -488,10 +488,7 @@ impl Refusals {
             pods.is_some_and(|pods| pods.contains(address))
                 || services.contains(&(address, concerned))
         };
-        self.cluster.contains(address)
-            || service_networks.contains(address)
-            || dns.contains(&address)
-            || whose.concerned().any(is_in)
+        self.cluster.contains(address) || dns.contains(&address) || whose.concerned().any(is_in)
     }
 
     /// An address, and those that it may stand for.

@@ -95,6 +95,13 @@ pub struct ActiveRule {
 pub type RuleText = (DomainName, NamePattern, RuleAction);
 
 impl ActiveRule {
+    /// Whether it is this rule of the EgressFirewall, which has the same index.
+    pub(crate) fn is_enforced_as(&self, rule: &Rule, name: &DnsName) -> bool {
+        self.action == rule.action
+            && self.name.is_wildcard() == name.is_wildcard()
+            && ports(&self.transports) == ports(&rule.ports)
+    }
+
     /// The rule without its place.
     pub(crate) fn text(&self) -> RuleText {
         (self.name.name().clone(), self.pattern, self.action)
@@ -270,24 +277,8 @@ impl RuleSet {
         self.sources.contains_key(source)
     }
 
-    /// The rule that OVN enforces as this one of the EgressFirewall, at its index, if OVN does so.
-    pub(crate) fn enforced_as(
-        &self,
-        index: u32,
-        rule: &Rule,
-        name: &DnsName,
-    ) -> Option<&ActiveRule> {
-        let mut named = self.named(name.name());
-        named.find(|active| {
-            active.index == index
-                && active.action == rule.action
-                && active.name.is_wildcard() == name.is_wildcard()
-                && ports(&active.transports) == ports(&rule.ports)
-        })
-    }
-
     /// The rules with this name, without wildcards.
-    fn named(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
+    pub(crate) fn named(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
         let places = self.by_name.get(name.wire()).into_iter().flatten();
         places.map(|&place| &*self.rules[place])
     }

@@ -10,6 +10,8 @@ use hickory_proto::{
     },
 };
 
+use ipnet::IpNet;
+
 use super::DATAPATH;
 use crate::{
     Input, Timestamp,
@@ -117,15 +119,19 @@ pub fn acl_row(index: u32) -> RowId {
 pub fn acl(index: u32, rules: &[Rule]) -> Option<Acl> {
     let rule = rules.get(index as usize)?;
     let to = match &rule.destination {
-        Destination::Name(name) => format!("$a{}", address_set_hashes(name, Family::V4)[0]),
-        _ => "0.0.0.0/0".into(),
+        Destination::Name(name) => {
+            format!("ip4.dst == $a{}", address_set_hashes(name, Family::V4)[0])
+        }
+        Destination::Cidr(network @ IpNet::V6(_)) => format!("ip6.dst == {network}"),
+        Destination::Cidr(network @ IpNet::V4(_)) => format!("ip4.dst == {network}"),
+        _ => "ip4.dst == 0.0.0.0/0".into(),
     };
     let ports = of_ports(&rule.ports);
     Some(Acl {
         namespace: "ns1".into(),
         rule_index: index,
         priority: 10_000 - index as u16,
-        matches: format!("(ip4.dst == {to}) && inport == @{GROUP}{ports}"),
+        matches: format!("({to}) && inport == @{GROUP}{ports}"),
         action: match rule.action {
             RuleAction::Allow => "allow".into(),
             RuleAction::Deny => "drop".into(),

@@ -1,6 +1,9 @@
 //! How a rule by name is enforced for an address: by the flows that the agent has installed, whatever the rules say.
 
-use std::net::IpAddr;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use super::View;
 use crate::{
@@ -18,18 +21,17 @@ use crate::{
 
 /// The flows that decide over a pod's packets to an address.
 pub(super) struct AddressFlows<'a> {
-    view: &'a View<'a>,
     /// How many addresses of the address's family the pod has.
     sources: usize,
     entry: &'a Entry,
-    flows: Option<(Target, &'a Flows)>,
-    /// Whether the switch has confirmed them.
-    are_confirmed: bool,
-    /// Whether they match: the kernel marks the packets, or need not.
-    is_marked: bool,
+    /// In the order of their priorities: a question looks at thousands of rules.
+    flows: Vec<InstalledFlow<'a>>,
     /// Whether a name was remembered over the budget, without a plan since.
     is_unplanned: bool,
 }
+
+/// One of the flows, and whether the switch has it.
+type InstalledFlow<'a> = (&'a FlowTemplate, Presence);
 
 /// How many of the traffic's flows the switch has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -62,16 +64,40 @@ impl<'a> View<'a> {
     ) -> Option<AddressFlows<'a>> {
         let own = port.row.addresses.iter();
         let entry = self.cache.entry(id, address)?;
-        let written = entry.installed.written(self.cache.groups());
+        let mut flows = match self.cache.flows_of(address, entry) {
+            Some((target, flows)) => self.presence(entry, target, flows),
+            None => Vec::new(),
+        };
+        flows.sort_by_key(|(template, _)| template.priority);
         Some(AddressFlows {
-            view: self,
             sources: own.filter(|own| own.is_ipv6() == address.is_ipv6()).count(),
             entry,
-            flows: self.cache.flows_of(address, entry),
-            are_confirmed: self.switch.has_confirmed(written),
-            is_marked: entry.installed.group().is_none() || entry.installed.is_marked(),
+            flows,
             is_unplanned: self.cache.is_unplanned(id, address),
         })
+    }
+
+    /// Whether the switch has each of the flows of an entry.
+    fn presence(&self, entry: &Entry, target: Target, flows: &'a Flows) -> Vec<InstalledFlow<'a>> {
+        let are_confirmed = {
+            let written = entry.installed.written(self.cache.groups());
+            self.switch.has_confirmed(written)
+        };
+        // The kernel marks the packets, or need not.
+        let is_marked = entry.installed.group().is_none() || entry.installed.is_marked();
+        let is_foreign = |template: &FlowTemplate| {
+            let key = || template.key(target);
+            self.switch.has_foreign() && key().is_some_and(|key| self.switch.is_foreign(&key))
+        };
+        let each = flows.presence(are_confirmed).map(|(template, presence)| {
+            let presence = match presence {
+                Presence::There if !is_marked => Presence::Lost,
+                Presence::There if is_foreign(template) => Presence::Unconfirmed,
+                other => other,
+            };
+            (template, presence)
+        });
+        each.collect()
     }
 }
 
@@ -87,26 +113,23 @@ impl AddressFlows<'_> {
         cut.or(self.is_unplanned.then_some(Limit::FlowChanges))
     }
 
-    /// Each flow, and whether the switch has it.
-    fn each(&self) -> impl Iterator<Item = (&FlowTemplate, Presence)> {
-        let flows = self.flows.into_iter();
-        let each = flows.flat_map(|(target, flows)| {
-            let each = flows.presence(self.are_confirmed);
-            each.map(move |(template, presence)| (target, template, presence))
-        });
-        each.map(|(target, template, presence)| {
-            let is_foreign = || {
-                let switch = self.view.switch;
-                let key = || template.key(target);
-                switch.has_foreign() && key().is_some_and(|key| switch.is_foreign(&key))
-            };
-            let presence = match presence {
-                Presence::There if !self.is_marked => Presence::Lost,
-                Presence::There if is_foreign() => Presence::Unconfirmed,
-                other => other,
-            };
-            (template, presence)
-        })
+    /// The flows with this priority.
+    fn at(&self, priority: u16) -> &[InstalledFlow<'_>] {
+        let begin = self
+            .flows
+            .partition_point(|(flow, _)| flow.priority < priority);
+        let rest = &self.flows[begin..];
+        &rest[..rest.partition_point(|(flow, _)| flow.priority == priority)]
+    }
+
+    /// The flows of a rule, each once.
+    fn of<'r>(&'r self, rules: &'r [&ActiveRule]) -> impl Iterator<Item = &'r InstalledFlow<'r>> {
+        let templates = rules.iter().flat_map(|rule| &rule.templates);
+        let priorities: BTreeSet<u16> = templates.map(|template| template.priority).collect();
+        let flows = priorities
+            .into_iter()
+            .flat_map(|priority| self.at(priority));
+        flows.filter(|(flow, _)| rules.iter().any(|rule| is_of(flow, rule)))
     }
 
     /// Those of a rule, which OVN enforces like this.
@@ -114,10 +137,7 @@ impl AddressFlows<'_> {
         let has_ports = rules.iter().any(|rule| !rule.transports.is_empty());
         let (mut there, mut lost, mut unconfirmed) = (0, 0, 0);
         let mut closing = None;
-        for (template, presence) in self.each() {
-            if !rules.iter().any(|rule| is_of(template, rule)) {
-                continue;
-            }
+        for &(template, presence) in self.of(rules) {
             if template.denies && has_ports && template.transport.is_none() {
                 closing = Some(presence);
             }
@@ -160,17 +180,25 @@ impl AddressFlows<'_> {
 
     /// Whether the switch may have flows for this traffic that are of none of these rules.
     pub(super) fn are_others(&self, rules: &[&ActiveRule], asked: Option<Transport>) -> bool {
+        let mut by_priority: BTreeMap<u16, Vec<&ActiveRule>> = BTreeMap::new();
+        for rule in rules {
+            for template in &rule.templates {
+                if !self.at(template.priority).is_empty() {
+                    by_priority.entry(template.priority).or_default().push(rule);
+                }
+            }
+        }
         let is_other = |template: &FlowTemplate| {
-            let mut rules = rules.iter();
-            !rules.any(|rule| {
+            let rules = by_priority.get(&template.priority);
+            !rules.into_iter().flatten().any(|rule| {
                 let transports = &rule.transports;
                 let may_have = |one| transports.contains(&one) || transports.is_empty();
                 is_of(template, rule) && template.transport.is_none_or(may_have)
             })
         };
-        let mut each = self.each();
+        let mut each = self.flows.iter();
         each.any(|(template, presence)| {
-            presence != Presence::Lost && is_for(template.transport, asked) && is_other(template)
+            *presence != Presence::Lost && is_for(template.transport, asked) && is_other(template)
         })
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{
     borrow::Cow,
-    cell::OnceCell,
+    cell::{OnceCell, RefCell},
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
     str::FromStr,
@@ -250,6 +250,8 @@ struct Destined<'a> {
     asked: Asked<'a>,
     /// The rules that OVN enforces at the port.
     sets: Vec<&'a RuleSet>,
+    /// Of names that were looked at: these rules, by their index. Thousands of rules may have one name.
+    enforced: RefCell<BTreeMap<DomainName, BTreeMap<u32, Enforcing<'a>>>>,
     /// Its flows, if the pod was told the address.
     flows: Option<AddressFlows<'a>>,
     /// The names that lead to it.
@@ -290,8 +292,18 @@ impl Untold {
 impl<'a> Destined<'a> {
     /// The rules that OVN enforces as this one of the EgressFirewall: none, or mostly one.
     fn enforced_as(&self, (index, rule): (u32, &Rule), name: &DnsName) -> Enforcing<'a> {
-        let sets = self.sets.iter();
-        sets.filter_map(|set| set.enforced_as(index, rule, name))
+        let mut by_name = self.enforced.borrow_mut();
+        let of_name = by_name.entry(name.name().clone()).or_insert_with(|| {
+            let mut by_index: BTreeMap<u32, Enforcing<'a>> = BTreeMap::new();
+            for active in self.sets.iter().flat_map(|set| set.named(name.name())) {
+                by_index.entry(active.index).or_default().push(active);
+            }
+            by_index
+        });
+        let at_index = of_name.get(&index).into_iter().flatten();
+        at_index
+            .filter(|active| active.is_enforced_as(rule, name))
+            .copied()
             .collect()
     }
 
@@ -733,6 +745,7 @@ impl View<'_> {
             port,
             asked,
             sets: self.policy.sets(row),
+            enforced: RefCell::default(),
             flows,
             names,
             unknown,
@@ -1291,17 +1304,14 @@ impl View<'_> {
             (None, Some(name)) => !self.cache.port(other).entries.of_name(name).is_empty(),
             (None, None) => false,
         };
-        let namespace_of = |port: &Port| self.policy.namespace_of_names(&port.row);
-        let namespace = namespace_of(port);
-        let others = self.ports.iter().filter(|(other, _)| *other != id);
-        let told = others.filter(|(other, _)| is_told(*other));
-        let told = told.map(|(_, other)| {
-            let is_own = namespace.is_some() && namespace_of(other) == namespace;
-            is_own.then_some(&*other.row.iface_id)
+        // Tenants read this, and must not learn of the pods of other namespaces.
+        let namespace = self.policy.namespace_of_names(&port.row);
+        let mut others = self.ports.iter().filter(|(other, port)| {
+            let of = self.policy.namespace_of_names(&port.row);
+            *other != id && of.is_some() && of == namespace
         });
-        // A pod of the same namespace, if there is one. Tenants read this, and must not learn of others' pods.
-        if let Some(other) = told.max() {
-            let other = other.unwrap_or("a pod of another namespace");
+        if let Some((_, other)) = others.find(|(other, _)| is_told(*other)) {
+            let other = &other.row.iface_id;
             let text = format!(
                 "this pod has not asked; {other} was told, and each pod reaches what it was told itself"
             );

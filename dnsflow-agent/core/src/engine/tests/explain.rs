@@ -457,8 +457,8 @@ fn another_pod_was_told() {
     assert_eq!(reason(&node, "example.com"), not_yet(0));
 }
 
-/// The texts that a tenant reads, where a pod of this namespace was told the address.
-fn texts_beside_a_pod_of(namespace: &str) -> [String; 3] {
+/// The texts that a tenant reads, where a pod of this namespace was told the address, or was told nothing.
+fn texts_beside_a_pod_of(namespace: &str, is_told: bool) -> [String; 3] {
     let mut node = node(&[allow("example.com"), deny_all()]);
     let id = FirewallId {
         namespace: namespace.to_owned(),
@@ -485,10 +485,12 @@ fn texts_beside_a_pod_of(namespace: &str) -> [String; 3] {
         )],
         ..SbUpdate::default()
     }));
-    let ifindex = ifindex_of(row);
-    let bytes = node.to_pod(ifindex, answer_frame("example.com", &[ADDRESS], 600));
-    node.frame(ifindex, &bytes);
-    assert_eq!(node.engine.view().addresses(&port).len(), 1);
+    if is_told {
+        let ifindex = ifindex_of(row);
+        let bytes = node.to_pod(ifindex, answer_frame("example.com", &[ADDRESS], 600));
+        node.frame(ifindex, &bytes);
+        assert_eq!(node.engine.view().addresses(&port).len(), 1);
+    }
     let Judged::Denied(_, denied) = judged(&node) else {
         panic!("it is denied");
     };
@@ -503,14 +505,41 @@ fn texts_beside_a_pod_of(namespace: &str) -> [String; 3] {
 
 /// An Event on the EgressFirewall shows the same text to everybody who may read the namespace.
 #[test]
-fn a_pod_of_another_namespace_is_not_named() {
-    for text in texts_beside_a_pod_of("ns2") {
-        assert!(text.contains("a pod of another namespace was told"));
-        assert!(!text.contains("payroll"), "{text}");
-    }
-    for text in texts_beside_a_pod_of("ns1") {
+fn what_a_pod_of_another_namespace_was_told_changes_no_text() {
+    let [told, not_told] = [true, false].map(|is_told| texts_beside_a_pod_of("ns2", is_told));
+    assert_eq!(told, not_told);
+    for text in texts_beside_a_pod_of("ns1", true) {
         assert!(text.contains("ns1_payroll was told"), "{text}");
     }
+}
+
+/// An agent starts while ovn-kubernetes has not taken over an EgressFirewall with another network, or sees that edit.
+#[test]
+fn a_network_that_ovn_has_not_taken_over_decides_nothing() {
+    let former = [allow("a.test"), cidr(RuleAction::Deny, "198.51.100.0/24")];
+    for was_there in [true, false] {
+        let mut node = Node::bare();
+        node.read_sources();
+        if was_there {
+            node.set_firewall(&former);
+        }
+        node.set_ovn(&former);
+        node.set_firewall(&[allow("*.b.test"), deny_all()]);
+        node.pass(Duration::from_secs(60));
+        node.trust_server();
+        let verdict = verdict(&node, TARGET);
+        let may_pass = matches!(verdict, Verdict::Allowed | Verdict::NotKnown);
+        assert!(may_pass, "{verdict:?}, {was_there}");
+    }
+}
+
+/// OVN balances no load there.
+#[test]
+fn an_address_of_the_service_network_that_no_service_has_is_denied_by_the_rules() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    let network = "10.96.0.0/16".parse().expect("a network");
+    node.give(Input::ServiceNetworks([network].into()));
+    assert_eq!(verdict(&node, "10.96.7.7:443"), Verdict::Blocked);
 }
 
 #[test]

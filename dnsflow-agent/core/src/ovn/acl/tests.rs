@@ -66,14 +66,45 @@ fn ports_keep_their_protocol() {
 #[test]
 fn other_destinations_are_no_names() {
     for text in [
-        "(ip4.dst == 0.0.0.0/0 && ip4.dst != 10.244.0.0/16) && inport == @a9633447981174624809",
-        "(ip6.dst == ::/0) && inport == @a1",
-        "(ip4.dst == 172.18.0.2/32) && inport == @a1",
         "(ip4.dst == 172.18.0.2 || ip4.dst == $a1) && inport == @a1",
         "(ip4.dst == 172.18.0.2) && inport == @a1 && ((icmp))",
-        "(ip4.dst == 10.20.0.0/16) && inport == @a1 && ((tcp && ( tcp.dst == 80 )))",
+        "(ip4.dst == 10.20.0.0/16 || ip4.dst == 10.30.0.0/16) && inport == @a1",
+        "(ip4.dst == 10.20.0.0/16 && ip4.dst != $a1) && inport == @a1",
+        "(ip6.dst == 10.20.0.0/16) && inport == @a1",
+        "(ip4.src == 10.20.0.0/16) && inport == @a1",
     ] {
         assert_eq!(parse(text), Ok(AclMatch::Other), "{text}");
+    }
+}
+
+#[test]
+fn networks_are_read() {
+    let all = "(ip4.dst == 0.0.0.0/0 && ip4.dst != 10.244.0.0/16 && ip4.dst != 10.245.0.0/16) && inport == @a1";
+    for (text, network, transports) in [
+        // As ovn-kubernetes has written it.
+        (
+            "(ip4.dst == 0.0.0.0/0 && ip4.dst != 10.244.0.0/16) && inport == @a9633447981174624809",
+            "0.0.0.0/0",
+            vec![],
+        ),
+        (all, "0.0.0.0/0", vec![]),
+        ("(ip6.dst == ::/0) && inport == @a1", "::/0", vec![]),
+        (
+            "(ip4.dst == 172.18.0.2/24) && inport == @a1",
+            "172.18.0.0/24",
+            vec![],
+        ),
+        (
+            "(ip4.dst == 10.20.0.0/16) && inport == @a1 && ((tcp && ( tcp.dst == 80 )))",
+            "10.20.0.0/16",
+            vec![port(Protocol::Tcp, 80)],
+        ),
+    ] {
+        let expected = AclMatch::Network(NetworkMatch {
+            network: network.parse().expect("a network"),
+            transports,
+        });
+        assert_eq!(parse(text), Ok(expected), "{text}");
     }
 }
 

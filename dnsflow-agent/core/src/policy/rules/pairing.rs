@@ -119,8 +119,8 @@ impl Row {
         self.names().flat_map(address_sets).collect()
     }
 
-    /// Whether it is an ACL that ovn-kubernetes makes of the rule at its index. Facts that an ACL does not show (a
-    /// network, the labels of nodes) count as equal.
+    /// Whether it is an ACL that ovn-kubernetes makes of the rule at its index. The labels of nodes, which an ACL does not
+    /// show, count as equal, and so does a match of another form.
     fn is_of(&self, rule: &Rule) -> bool {
         let is_right = match (&rule.destination, &self.matches) {
             (Destination::Invalid(_), _) => return true,
@@ -130,6 +130,10 @@ impl Row {
             }
             (Destination::Nodes, Ok(AclMatch::Nodes(matches))) => {
                 ports(&matches.transports) == ports(&rule.ports)
+            }
+            (Destination::Cidr(network), Ok(AclMatch::Network(matches))) => {
+                matches.network == network.trunc()
+                    && ports(&matches.transports) == ports(&rule.ports)
             }
             (Destination::Cidr(_) | Destination::Nodes, Ok(AclMatch::Other)) => true,
             _ => false,
@@ -397,7 +401,7 @@ impl Pairing {
         }
     }
 
-    /// Whether OVN has an ACL that ovn-kubernetes makes of the rule at this index. Of a network, the ACL does not tell which.
+    /// Whether OVN has an ACL that ovn-kubernetes makes of the rule at this index.
     pub(crate) fn has_acl_of(&self, index: u32, rule: &Rule) -> bool {
         let rows = self.rows_by_index.get(&index).into_iter().flatten();
         let mut rows = rows.filter_map(|id| self.rows.get(id));
@@ -614,7 +618,7 @@ impl Pairing {
                 let rule = self.rule_of(matches, index);
                 part.waits_for = rule.map(|(name, _)| name.clone());
             }
-            Ok(AclMatch::Nodes(_) | AclMatch::Other) => {}
+            Ok(AclMatch::Nodes(_) | AclMatch::Network(_) | AclMatch::Other) => {}
             Err(error) => part.failure = Some(Problem::AclMatch(error.clone()).into()),
         }
         for Flow { matches, template } in &row.flows {
