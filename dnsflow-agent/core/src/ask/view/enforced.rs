@@ -113,6 +113,12 @@ impl AddressFlows<'_> {
         cut.or(self.is_unplanned.then_some(Limit::FlowChanges))
     }
 
+    /// Whether one of them closes all ports, although its rule may be for some.
+    pub(super) fn close_all(&self) -> bool {
+        let mut flows = self.flows.iter();
+        flows.any(|(flow, _)| flow.denies && flow.transport.is_none())
+    }
+
     /// The flows with this priority.
     fn at(&self, priority: u16) -> &[InstalledFlow<'_>] {
         let begin = self

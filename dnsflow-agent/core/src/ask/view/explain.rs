@@ -260,6 +260,8 @@ struct Destined<'a> {
     unknown: Option<&'a DomainName>,
     /// Why the pod does not know the address. Few questions need it.
     untold: OnceCell<Untold>,
+    /// Why no answer opens the address, if none does.
+    refusal: OnceCell<Option<String>>,
 }
 
 /// Why a pod does not know an address.
@@ -327,6 +329,15 @@ impl<'a> Destined<'a> {
     fn untold(&self) -> &Untold {
         let why = || self.view.why_untold(self.id, self.port, self.asked);
         self.untold.get_or_init(why)
+    }
+
+    /// Why no answer opens the address, if none does.
+    fn refusal(&self) -> Option<&str> {
+        let refusal = self.refusal.get_or_init(|| {
+            let address = self.asked.address?;
+            self.view.refusal(address, &self.port.row)
+        });
+        refusal.as_deref()
     }
 
     /// Whether nobody knows a name that leads to it.
@@ -750,6 +761,7 @@ impl View<'_> {
             names,
             unknown,
             untold: OnceCell::new(),
+            refusal: OnceCell::new(),
         };
         let walk = self.walk(firewall, &destined);
         let mut ruling = outcome(&destined, firewall, &walk);
@@ -888,6 +900,18 @@ impl View<'_> {
         let is_by_name = matches!(rule.destination, Destination::Name(_));
         let allows_name = is_by_name && rule.action == RuleAction::Allow;
         walk.allows_names |= allows_name && !walk.is_decided;
+        let is_first = |walk: &Walk| allows_name && walk.would.is_none();
+        // Thousands of rules may have the name, each with its port. None of their flows is for the traffic.
+        if let Destination::Name(name) = &rule.destination
+            && (walk.is_decided || !is_first(walk))
+            && matches!(ports_match(rule, to.asked.transport), Ports::None)
+            && !to.flows.as_ref().is_some_and(AddressFlows::close_all)
+        {
+            let pattern = NamePattern::of(name, firewall, self.policy.subdomains());
+            let is_told = to.told(name, pattern).is_some();
+            let why = if is_told { "other ports" } else { "" };
+            return (StepOutcome::NoMatch, why.into());
+        }
         let Some(matches) = self.matches(to, firewall, (index, rule), walk) else {
             return (StepOutcome::NoMatch, "".into());
         };
@@ -897,7 +921,6 @@ impl View<'_> {
             Match::Yes { by, doubt, .. } => *by != By::AddressSet || doubt.is_none(),
             Match::NotInForce { .. } => true,
         };
-        let is_first = |walk: &Walk| allows_name && walk.would.is_none();
         let closes_all = match &matches {
             Match::Yes { closes_all, .. } => closes_all.clone(),
             Match::NotInForce { .. } => None,
@@ -1122,10 +1145,7 @@ impl View<'_> {
         }
         if told.is_some()
             && rule.action == RuleAction::Allow
-            && let Some(refused) = to
-                .asked
-                .address
-                .and_then(|to_address| self.refusal(to_address, &to.port.row))
+            && let Some(refused) = to.refusal()
         {
             let why = format!("the address is never opened: {refused}");
             return not_in_force(may_be_resolved, Reason::AddressRefused, why);
