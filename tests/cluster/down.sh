@@ -16,8 +16,9 @@ for space in "$NAME-n1" "$NAME-n2" "$CONTROL" "$OUTSIDE"; do
     done
     ip netns delete "$space" || failed=1
 done
-for controller in "${CONTROLLERS[@]}"; do
-    for group in "/sys/fs/cgroup/$controller/$NAME"-n{1,2}; do
+# The container runtime also makes groups in hierarchies that node.sh leaves alone.
+for hierarchy in /sys/fs/cgroup/*; do
+    for group in "$hierarchy/$NAME"-n{1,2}; do
         [ -d "$group" ] || continue
         for _ in {1..50}; do
             find "$group" -depth -type d -exec rmdir {} + 2>/dev/null
