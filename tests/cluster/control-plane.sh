@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The control plane, and the world outside of the cluster: a web server at every address of three networks, and a name
-# server for the nodes that knows no name.
+# The control plane, and the world outside of the cluster: a web server at every address of two networks, a name server for
+# the nodes that knows no name, and the device of a virtual machine.
 set -euo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -13,7 +13,7 @@ ip -n "$OUTSIDE" link add bridge type bridge
 ip -n "$OUTSIDE" link set bridge up
 ip -n "$OUTSIDE" address add $GATEWAY/16 dev bridge
 # ip-route(8): every address of a local route is this machine's.
-for network in 192.0.2.0/24 198.51.100.0/24 203.0.113.0/24; do
+for network in 198.18.0.0/15 203.0.113.0/24; do
     ip -n "$OUTSIDE" route add local $network dev lo
 done
 ip -n "$OUTSIDE" link add control type veth peer name eth0 netns "$CONTROL"
@@ -21,6 +21,10 @@ ip -n "$OUTSIDE" link set control master bridge up
 ip -n "$CONTROL" address add $CONTROL_ADDRESS/16 dev eth0
 ip -n "$CONTROL" link set eth0 up
 ip -n "$CONTROL" route add default via $GATEWAY
+if [ -n "$MACHINE" ]; then
+    ip -n "$OUTSIDE" tuntap add dev "$MACHINE" mode tap
+    ip -n "$OUTSIDE" link set "$MACHINE" master bridge up
+fi
 
 daemon web ip netns exec "$OUTSIDE" "$HELPER" web 0.0.0.0:80 "$WORK"
 printf '.:53 {\n    bind %s\n    template ANY ANY . {\n        rcode NXDOMAIN\n    }\n}\n' $GATEWAY >"$WORK/Corefile"

@@ -7,16 +7,18 @@ set -u
 failed=0
 for space in "$NAME-n1" "$NAME-n2" "$CONTROL" "$OUTSIDE"; do
     [ -e "/run/netns/$space" ] || continue
-    for _ in {1..100}; do
+    for attempt in {1..100}; do
         mapfile -t pids < <(ip netns pids "$space")
         ((${#pids[@]})) || break
-        kill -9 "${pids[@]}" 2>/dev/null
+        # virtme-ng removes its files, if it is let.
+        kill -"$([ "$attempt" -le 20 ] && echo TERM || echo KILL)" "${pids[@]}" 2>/dev/null
         sleep 0.1
     done
     ip netns delete "$space" || failed=1
 done
-for controller in "${CONTROLLERS[@]}"; do
-    for group in "/sys/fs/cgroup/$controller/$NAME"-n{1,2}; do
+# The container runtime also makes groups in hierarchies that node.sh leaves alone.
+for hierarchy in /sys/fs/cgroup/*; do
+    for group in "$hierarchy/$NAME"-n{1,2}; do
         [ -d "$group" ] || continue
         for _ in {1..50}; do
             find "$group" -depth -type d -exec rmdir {} + 2>/dev/null

@@ -4,6 +4,8 @@
 #   WORK     the directory of the run; the nodes see its parts in /cluster
 #   BIN      $CLUSTER_BIN, with the programs and the root file system `node`
 #   HELPER   the lab's helper
+#   MACHINE  the node that is a virtual machine, or nothing; unset inside of it
+#   GATEWAY_MODE  that node's gateway mode
 : "${NAME:?}" "${WORK:?}" "${BIN:?}" "${HELPER:?}"
 OUTSIDE=$NAME-outside
 CONTROL=$NAME-control
@@ -37,12 +39,28 @@ eventually() {
     done
 }
 
-# on NODE COMMAND...: runs it in the node.
+# on NODE COMMAND...: runs it in the node. machine.sh does so in a virtual machine.
 on() {
-    local init
-    init=$(<"$WORK/run/$1.init")
+    local node=$1 request=$WORK/run/$1.request status
     shift
-    nsenter --target "$init" --mount --pid --net --uts --ipc --root --wd -- "$@"
+    if [ "$node" != "${MACHINE:-}" ]; then
+        nsenter --target "$(<"$WORK/run/$node.init")" --mount --pid --net --uts --ipc --root --wd -- "$@"
+        return
+    fi
+    printf '%q ' "$@" >"$request.new"
+    mv "$request.new" "$request"
+    until [ -e "$request.status" ]; do
+        if [ -e "$WORK/run/$node.ended" ]; then
+            echo "the virtual machine has ended" >&2
+            return 1
+        fi
+        sleep 0.1
+    done
+    cat "$request.output"
+    cat "$request.errors" >&2
+    status=$(<"$request.status")
+    rm "$request".{output,errors,status}
+    return "$status"
 }
 
 kubectl() {

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# node-daemons.sh NODE ADDRESS: containerd, Open vSwitch and OVN with the userspace datapath, and the kubelet. Runs in the
-# node.
+# node-daemons.sh NODE ADDRESS: containerd, Open vSwitch and OVN with $DATAPATH (netdev: userspace, system: the kernel's),
+# and the kubelet. Runs in the node.
 set -euo pipefail
+: "${DATAPATH:?}"
 node=$1
 address=$2
 log=/cluster/log
@@ -20,26 +21,30 @@ system=$(</proc/sys/kernel/random/uuid)
 /usr/share/openvswitch/scripts/ovs-ctl start --no-ovs-vswitchd --no-monitor --system-id="$system" \
     >>"$log/$node-openvswitch.log" 2>&1
 ovs-vsctl --no-wait set open . external_ids:hostname="$node" \
-    external_ids:ovn-remote=unix:/var/run/ovn/ovnsb_db.sock external_ids:ovn-bridge-datapath-type=netdev \
+    external_ids:ovn-remote=unix:/var/run/ovn/ovnsb_db.sock external_ids:ovn-bridge-datapath-type="$DATAPATH" \
     external_ids:ovn-encap-type=geneve external_ids:ovn-encap-ip="$address"
-ovs-vswitchd unix:/run/openvswitch/db.sock --disable-system -vconsole:off --pidfile --log-file --detach \
+options=()
+[ "$DATAPATH" = system ] || options=(--disable-system)
+ovs-vswitchd unix:/run/openvswitch/db.sock "${options[@]}" -vconsole:off --pidfile --log-file --detach \
     >>"$log/$node-openvswitch.log" 2>&1
-ovs-vsctl add-br br-int -- set bridge br-int datapath_type=netdev fail-mode=secure
+ovs-vsctl add-br br-int -- set bridge br-int datapath_type="$DATAPATH" fail-mode=secure
 mac=$(</sys/class/net/eth0/address)
-ovs-vsctl add-br br-ex -- set bridge br-ex datapath_type=netdev "other_config:hwaddr=\"$mac\"" \
+ovs-vsctl add-br br-ex -- set bridge br-ex datapath_type="$DATAPATH" "other_config:hwaddr=\"$mac\"" \
     -- br-set-external-id br-ex bridge-id br-ex -- br-set-external-id br-ex bridge-uplink eth0 \
     -- add-port br-ex eth0
 ip address flush dev eth0
 ip link set br-ex address "$mac" up
 ip address add "$address/16" dev br-ex
 ip route add default via 172.18.0.1
-ethtool --offload br-ex tx off >/dev/null
-# The datapath reads eth0 by a packet socket. The kernel's own stack must not answer the same frames.
-nft -f - <<'EOF'
+if [ "$DATAPATH" = netdev ]; then
+    ethtool --offload br-ex tx off >/dev/null
+    # The datapath reads eth0 by a packet socket. The kernel's own stack must not answer the same frames.
+    nft -f - <<'EOF'
 table netdev cluster {
     chain uplink { type filter hook ingress device "eth0" priority 0; policy drop; }
 }
 EOF
+fi
 
 ovn=/usr/share/ovn/scripts/ovn-ctl
 start "$ovn" run_nb_ovsdb --no-monitor

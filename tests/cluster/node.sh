@@ -31,4 +31,4 @@ daemon "$node" nsenter --net="/run/netns/$space" unshare --mount --pid --uts --i
     "$WORK/scripts/node-init.sh" "$node" "$address"
 eventually 30 test -e "$WORK/nodes/$node/upper/ready"
 pgrep --parent "$(<"$WORK/run/$node.pid")" >"$WORK/run/$node.init"
-on "$node" env NAME="$space" bash /cluster/scripts/node-daemons.sh "$node" "$address"
+on "$node" env NAME="$space" DATAPATH=netdev bash /cluster/scripts/node-daemons.sh "$node" "$address"

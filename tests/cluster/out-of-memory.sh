@@ -3,9 +3,13 @@
 # control group and belong to no process, so that the agent is the largest one.
 set -euo pipefail
 agent=$(pgrep --exact dnsflow)
-group=/sys/fs/cgroup/memory$(sed -n 's/^[0-9]*:memory://p' "/proc/$agent/cgroup")
+groups=/sys/fs/cgroup controller='' usage=memory.current limit=memory.max
+if [ -d $groups/memory ]; then
+    groups+=/memory controller=memory usage=memory.usage_in_bytes limit=memory.limit_in_bytes
+fi
+group=$groups$(sed -n "s/^[0-9]*:$controller://p" "/proc/$agent/cgroup")
 file=/run/out-of-memory
-echo $(($(<"$group/memory.usage_in_bytes") + (8 << 20))) >"$group/memory.limit_in_bytes"
+echo $(($(<"$group/$usage") + (8 << 20))) >"$group/$limit"
 (
     echo "$BASHPID" >"$group/cgroup.procs"
     echo "$(<"/proc/$agent/oom_score_adj")" >/proc/self/oom_score_adj || true

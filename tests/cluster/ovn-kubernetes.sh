@@ -13,7 +13,7 @@ kubectl create clusterrolebinding ovnkube --clusterrole=cluster-admin --servicea
 token=$(kubectl --namespace ovn-kubernetes create token ovnkube --duration=24h)
 options=(
     --k8s-apiserver="https://$CONTROL_ADDRESS:6443" --k8s-cacert=/cluster/pki/ca.crt --k8s-token="$token"
-    --cluster-subnets="$POD_NETWORK/24" --k8s-service-cidr="$SERVICE_NETWORK" --gateway-mode=shared
+    --cluster-subnets="$POD_NETWORK/24" --k8s-service-cidr="$SERVICE_NETWORK"
     --ovn-config-namespace=ovn-kubernetes --host-network-namespace=ovn-host-network
     --enable-egress-firewall --enable-egress-ip --enable-egress-qos --enable-egress-service
     --enable-multicast --enable-multi-external-gateway
@@ -23,15 +23,22 @@ ovnkube() {
     # shellcheck disable=SC2016 # the shell in the node expands it
     on "$1" bash -c 'setsid /cluster/bin/ovnkube "${@:2}" >>"/cluster/log/$1.log" 2>&1 </dev/null &' bash "${@:2}" "${options[@]}"
 }
-ovnkube n1 cluster-manager --init-cluster-manager n1 --metrics-bind-address=127.0.0.1:9411
+ovnkube n1 cluster-manager --init-cluster-manager n1 --gateway-mode=shared --metrics-bind-address=127.0.0.1:9411
 for node in "${NODES[@]}"; do
-    on "$node" install /cluster/bin/ovn-k8s-cni-overlay /opt/cni/bin/ovn-k8s-cni-overlay.real
-    on "$node" install /cluster/scripts/cni.sh /opt/cni/bin/ovn-k8s-cni-overlay
-    ovnkube "$node" "$node-ovnkube" --init-ovnkube-controller "$node" --init-node "$node" \
+    program=/opt/cni/bin/ovn-k8s-cni-overlay
+    mode=shared
+    if [ "$node" = "$MACHINE" ]; then
+        mode=$GATEWAY_MODE
+    else
+        on "$node" install /cluster/scripts/cni.sh $program
+        program+=.real
+    fi
+    on "$node" install /cluster/bin/ovn-k8s-cni-overlay $program
+    ovnkube "$node" "$node-ovnkube" --init-ovnkube-controller "$node" --init-node "$node" --gateway-mode="$mode" \
         --gateway-interface=br-ex --gateway-nexthop="$GATEWAY" --mtu=1400 --nodeport \
         --metrics-bind-address=127.0.0.1:9410
 done
-eventually 120 kubectl get node "${NODES[@]}"
-kubectl wait --for=condition=Ready nodes --all --timeout=180s
+eventually 900 kubectl get node "${NODES[@]}"
+kubectl wait --for=condition=Ready nodes --all --timeout=900s
 kubectl apply --filename "$(dirname "$0")/coredns.yaml"
-kubectl --namespace kube-system rollout status deployment/coredns --timeout=180s
+kubectl --namespace kube-system rollout status deployment/coredns --timeout=900s

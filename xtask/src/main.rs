@@ -50,7 +50,7 @@ enum Command {
     Image(image::ImageCommand),
     /// Bring up ovn-kubernetes' kind environment, run the main job in it, and take it down
     Kind(kind::KindCommand),
-    /// Bring up a cluster of two nodes in namespaces, run the main job and restart agents in it, and take it down
+    /// Bring up a cluster of two nodes, run the main job and restart agents in it, and take it down
     Cluster(cluster::ClusterCommand),
     /// Bring up a lab to play in
     Lab(labs::LabCommand),

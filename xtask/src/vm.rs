@@ -1,4 +1,4 @@
-//! Debian's stock kernels in a virtual machine, for `test --vm` and `demo --vm`.
+//! Debian's stock kernels in a virtual machine, for `test --vm`, `demo --vm` and `cluster --vm`.
 //!
 //! The machine boots over this machine's own root file system, which it can read and not write, so
 //! that what was built outside runs inside; virtme-ng brings the init and qemu the hardware. What
@@ -114,6 +114,46 @@ pub(crate) struct Machine {
     tools: Tools,
     /// Where output and results come back.
     results: PathBuf,
+    equipment: Equipment,
+}
+
+/// What a machine has beside two processors and the files of `target/`.
+#[derive(Debug)]
+pub(crate) struct Equipment {
+    /// As qemu reads it.
+    pub(crate) memory: &'static str,
+    /// Directories to be seen in their own place, and whether they can be written.
+    pub(crate) shares: Vec<(PathBuf, bool)>,
+    pub(crate) network: Option<Network>,
+}
+
+impl Default for Equipment {
+    fn default() -> Self {
+        Self {
+            memory: MEMORY,
+            shares: Vec::new(),
+            network: None,
+        }
+    }
+}
+
+/// A network device of a machine.
+#[derive(Debug)]
+pub(crate) struct Network {
+    /// The network namespace in which qemu runs.
+    pub(crate) namespace: PathBuf,
+    /// The tap device in that namespace.
+    pub(crate) tap: String,
+}
+
+impl Network {
+    fn qemu_options(&self) -> String {
+        format!(
+            " -netdev tap,id=uplink,ifname={},script=no,downscript=no,vhost=off \
+             -device virtio-net-pci,netdev=uplink,romfile=",
+            self.tap
+        )
+    }
 }
 
 impl Machine {
@@ -143,7 +183,13 @@ impl Machine {
             has_kvm: kvm.is_ok(),
             tools,
             results,
+            equipment: Equipment::default(),
         })
+    }
+
+    /// The machine with this equipment.
+    pub(crate) fn equipped(self, equipment: Equipment) -> Self {
+        Self { equipment, ..self }
     }
 
     /// A file that jobs may write, and that is read here after the run.
@@ -158,11 +204,19 @@ impl Machine {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => fs::create_dir_all(&self.results)?,
         }
-        let guest = guest::Guest::new(&self.results, self.tools.modprobe())?;
+        let Equipment {
+            memory,
+            shares,
+            network,
+        } = &self.equipment;
+        let guest = guest::Guest::new(shares, &self.results, self.tools.modprobe())?;
         let script = self.result("guest.sh");
         fs::write(&script, guest.script(jobs))?;
         let console = File::create(self.result("console.log"))?;
-        let mut command = self.tools.virtme_ng()?;
+        let network_options = network.as_ref().map(Network::qemu_options);
+        let options = guest.qemu_options() + &network_options.unwrap_or_default();
+        let namespace = network.as_ref().map(|network| &*network.namespace);
+        let mut command = self.tools.virtme_ng(namespace)?;
         // Without a terminal it says nothing unless it is verbose.
         command.arg("--verbose");
         if !self.has_kvm {
@@ -171,8 +225,8 @@ impl Machine {
         command
             .arg("--run")
             .arg(&self.image)
-            .args(["--cpus", CPUS, "--memory", MEMORY, "--user", "root"])
-            .arg(format!("--qemu-opts={}", guest.qemu_options()))
+            .args(["--cpus", CPUS, "--memory", memory, "--user", "root"])
+            .arg(format!("--qemu-opts={options}"))
             .arg("--")
             .arg(format!("bash {}", script.display()))
             .current_dir(workspace()?)
@@ -297,7 +351,7 @@ fn kvm(tools: &Tools, image: &Path) -> Result<std::result::Result<(), String>> {
     if !Path::new("/dev/kvm").exists() {
         return Ok(Err("there is no /dev/kvm".to_owned()));
     }
-    let mut command = tools.virtme_ng()?;
+    let mut command = tools.virtme_ng(None)?;
     command
         .args(["--verbose", "--run"])
         .arg(image)

@@ -10,20 +10,23 @@ fn without_its_programs_nothing_is_done() {
         not_run("xtask::cluster", "it needs root");
         return;
     }
-    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
-        .arg("cluster")
-        .env_remove("CLUSTER_BIN")
-        .stdin(Stdio::null())
-        .output()
-        .expect("xtask runs");
-    let printed = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(69), "{printed}");
-    for part in [
-        "not run: a cluster in namespaces takes $CLUSTER_BIN",
-        "kube-apiserver",
-        "ovn-central",
-        "nothing was done",
-    ] {
-        assert!(printed.contains(part), "{part}: {printed}");
+    for options in [&[][..], &["--vm", "--gateway", "local", "--runs", "8"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+            .arg("cluster")
+            .args(options)
+            .env_remove("CLUSTER_BIN")
+            .stdin(Stdio::null())
+            .output()
+            .expect("xtask runs");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(69), "{printed}");
+        for part in [
+            "not run: a cluster takes $CLUSTER_BIN",
+            "kube-apiserver",
+            "ovn-central",
+            "nothing was done",
+        ] {
+            assert!(printed.contains(part), "{part}: {printed}");
+        }
     }
 }

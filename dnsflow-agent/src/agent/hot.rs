@@ -99,6 +99,7 @@ impl Hot {
                 event = self.switch.next() => self.switch.take(event, &mut self.engine),
                 Some(input) = incoming.inputs.recv() => self.engine.handle(input, now()),
                 Some(input) = incoming.found.recv() => self.engine.handle(input, now()),
+                () = self.peers.taken_over() => {}
                 Some(inquiry) = incoming.asked.recv() => inquiry(&self.engine, now()),
                 // Some at a time, as with what is found: a frame must not wait for all of them.
                 () = future::ready(()), if self.kernel.marks.is_reading() => {

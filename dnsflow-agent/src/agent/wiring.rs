@@ -37,7 +37,7 @@ use crate::{
     api::Health,
     capture::{
         self, Aside, Attacher, Capture, EntryTimes, Heartbeat, LostAnswers, PendingQueries,
-        ProgramCounters, Releaser, RingShares,
+        ProgramCounters, Releaser, RingShares, TakeOver,
     },
     clock::{Alarm, now},
     conntrack,
@@ -281,7 +281,7 @@ pub(super) struct Channels {
 pub(super) struct AttachingEnds {
     commands: mpsc::UnboundedReceiver<AttachCommand>,
     inputs: mpsc::Sender<Input>,
-    ready: oneshot::Receiver<()>,
+    take_over: TakeOver,
 }
 
 impl Channels {
@@ -293,7 +293,8 @@ impl Channels {
         let (conntrack, conntrack_requests) = mpsc::channel(conntrack::REQUESTS_MAX);
         let (datapath, looks) = mpsc::channel(LOOKS_MAX);
         let (attach, commands) = mpsc::unbounded_channel();
-        let (ready, is_ready) = oneshot::channel();
+        let (take_over, begin) = oneshot::channel();
+        let (done, taken_over) = oneshot::channel();
         let (running, edges_end) = oneshot::channel();
         let (inquiries, asked) = inquiries::channel();
         Self {
@@ -305,7 +306,9 @@ impl Channels {
             },
             peers: Peers {
                 attach,
-                ready: Some(ready),
+                know_node: false,
+                take_over: Some(take_over),
+                taken_over: Some(taken_over),
                 questions,
                 conntrack,
                 datapath,
@@ -314,7 +317,7 @@ impl Channels {
             attaching: AttachingEnds {
                 commands,
                 inputs: input_sender.clone(),
-                ready: is_ready,
+                take_over: TakeOver { begin, done },
             },
             edges: Ends {
                 inputs: input_sender,
@@ -427,11 +430,11 @@ pub(super) fn start_attaching(
     let AttachingEnds {
         commands,
         inputs,
-        ready,
+        take_over,
     } = ends;
     thread::Builder::new()
         .name("attach".into())
-        .spawn(move || runtime.block_on(attacher.run(commands, inputs, ready)))
+        .spawn(move || runtime.block_on(attacher.run(commands, inputs, take_over)))
         .map_err(failed("start the thread that attaches"))
 }
 

@@ -1,6 +1,8 @@
 //! The task that attaches the programs, on a thread of its own: attaching and detaching block for
 //! milliseconds, and no answer may wait for them.
 
+use std::time::Duration;
+
 use dnsflow_core::{Input, io::input::AttachCommand};
 use futures::FutureExt as _;
 use tokio::sync::{mpsc, oneshot};
@@ -8,6 +10,19 @@ use tracing::warn;
 
 use super::{Attach as _, AttachKind, Attachments, LinkEvent, LinkEvents, Program};
 use crate::clock::now;
+
+/// For so long, the programs of an earlier agent go on while this agent does not come to know its node. Those of this agent
+/// defer answers, and those of the earlier one stop after `--keep-flows`.
+const GO_ON_MAX: Duration = Duration::from_secs(60);
+
+/// Who tells the attacher to take the place of earlier agents' programs, and is told when that is done.
+#[derive(Debug)]
+pub struct TakeOver {
+    /// Rules and DNS servers are in the maps of this agent's programs.
+    pub begin: oneshot::Receiver<()>,
+    /// Programs of earlier agents write no more frames.
+    pub done: oneshot::Sender<()>,
+}
 
 /// The attachments, and the events of interfaces.
 pub struct Attacher {
@@ -18,17 +33,30 @@ pub struct Attacher {
 }
 
 impl Attacher {
-    /// Carries out `commands` and sends the results to `inputs`, until one of the two is closed. Takes
-    /// away what is left of earlier agents when the node is `ready`.
+    /// Carries out `commands` and sends the results to `inputs`, until one of the two is closed.
+    ///
+    /// Programs of earlier agents go on until this agent's know what these know. Then nothing is left of them.
     pub async fn run(
         mut self,
         mut commands: mpsc::UnboundedReceiver<AttachCommand>,
         inputs: mpsc::Sender<Input>,
-        ready: oneshot::Receiver<()>,
+        take_over: TakeOver,
     ) {
-        let ready = ready.fuse();
-        tokio::pin!(ready);
+        let TakeOver { begin, done } = take_over;
+        let begin = begin.fuse();
+        let give_up = tokio::time::sleep(GO_ON_MAX).fuse();
+        tokio::pin!(begin, give_up);
+        let mut done = Some(done);
+        let mut is_last = false;
         loop {
+            if is_last
+                && !self.attachments.has_work()
+                && let Some(done) = done.take()
+            {
+                self.attachments.program_mut().sweep();
+                // Without a receiver, the hot thread has gone.
+                let _ = done.send(());
+            }
             let news = tokio::select! {
                 // Events come first: of many veths that appear together, all are seen before work
                 // on one begins.
@@ -44,8 +72,13 @@ impl Attacher {
                         self.attachments.link_event(&LinkEvent::Overrun, now())
                     }
                 },
-                Ok(()) = &mut ready => {
-                    self.attachments.program_mut().sweep();
+                Ok(()) = &mut begin => {
+                    self.attachments.take_over();
+                    is_last = true;
+                    Vec::new()
+                }
+                () = &mut give_up => {
+                    self.attachments.take_over();
                     Vec::new()
                 }
                 () = std::future::ready(()), if self.attachments.has_work() => {

@@ -41,6 +41,9 @@ pub trait Attach {
     /// If there is no such interface, or the kernel refuses.
     fn attach(&mut self, name: &str, ifindex: u32) -> Result<Self::Link, AttachError>;
 
+    /// Whether programs of an earlier agent are on the interface, which this agent's take the place of.
+    fn is_left(&self, ifindex: u32) -> bool;
+
     /// Attaches the program that sees questions. After a short time, only answers to questions that
     /// were seen count.
     ///
@@ -136,6 +139,8 @@ fn hint(source: &ProgramError) -> &'static str {
 pub struct Attachments<A: Attach> {
     program: A,
     entries: BTreeMap<RowId, Entry<A::Link>>,
+    /// Whether the programs take the place of those of earlier agents.
+    takes_over: bool,
 }
 
 #[derive(Debug)]
@@ -153,6 +158,10 @@ struct Entry<L> {
 enum State<L> {
     /// Neither program is on the veth yet.
     Found {
+        ifindex: u32,
+    },
+    /// The programs of an earlier agent are on the veth, and go on for now.
+    Left {
         ifindex: u32,
     },
     /// The program that sees answers is attached.
@@ -175,6 +184,7 @@ impl<L> State<L> {
     fn ifindex(&self) -> Option<u32> {
         match self {
             Self::Found { ifindex }
+            | Self::Left { ifindex }
             | Self::Seeing { ifindex, .. }
             | Self::Attached { ifindex, .. } => Some(*ifindex),
             Self::Waiting { .. } => None,
@@ -188,6 +198,18 @@ impl<A: Attach> Attachments<A> {
         Self {
             program,
             entries: BTreeMap::new(),
+            takes_over: false,
+        }
+    }
+
+    /// Takes the place of earlier agents' programs from now on. Until then, these go on, and their interfaces count as
+    /// attached.
+    pub fn take_over(&mut self) {
+        self.takes_over = true;
+        for entry in self.entries.values_mut() {
+            if let State::Left { ifindex } = entry.state {
+                entry.state = State::Found { ifindex };
+            }
         }
     }
 
@@ -304,6 +326,9 @@ impl<A: Attach> Attachments<A> {
             reason: String::new(),
         };
         let done = match std::mem::replace(&mut entry.state, blank) {
+            State::Found { ifindex } if !self.takes_over && self.program.is_left(ifindex) => {
+                Ok(State::Left { ifindex })
+            }
             State::Found { ifindex } => self
                 .program
                 .attach(&entry.name, ifindex)
@@ -322,11 +347,20 @@ impl<A: Attach> Attachments<A> {
         match done {
             Ok(state) => {
                 entry.state = state;
-                let State::Attached { ifindex, .. } = entry.state else {
-                    return None;
+                let ifindex = match entry.state {
+                    State::Left { ifindex } => {
+                        debug!(name = entry.name, "the programs of an earlier agent go on");
+                        ifindex
+                    }
+                    State::Attached { ifindex, .. } => {
+                        entry.pause = RETRY_MIN;
+                        info!(name = entry.name, ifindex, "attached");
+                        ifindex
+                    }
+                    State::Found { .. } | State::Seeing { .. } | State::Waiting { .. } => {
+                        return None;
+                    }
                 };
-                entry.pause = RETRY_MIN;
-                info!(name = entry.name, ifindex, "attached");
                 Some(Input::Attached { interface, ifindex })
             }
             Err(error) => Some(entry.wait(interface, error.to_string(), now)),
@@ -395,7 +429,9 @@ impl<A: Attach> Attachments<A> {
             }
         }
         let input = match (ifindex, &entry.state) {
-            (Some(ifindex), State::Attached { .. }) => Input::Attached { interface, ifindex },
+            (Some(ifindex), State::Attached { .. } | State::Left { .. }) => {
+                Input::Attached { interface, ifindex }
+            }
             (Some(ifindex), State::Waiting { .. }) => {
                 entry.state = State::Found { ifindex };
                 Input::Found { interface, ifindex }

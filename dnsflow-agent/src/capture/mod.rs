@@ -46,7 +46,7 @@ use program::take_map;
 
 pub use self::{
     aside::{Aside, AsideRecord},
-    attacher::Attacher,
+    attacher::{Attacher, TakeOver},
     attachments::{Attach, AttachError, Attachments},
     classes::Classes,
     counters::ProgramCounters,

@@ -1,8 +1,8 @@
 //! The kernel objects that outlive the agent, so that the next one misses no answer: the links of the programs on the
 //! veths, their ring buffer, the pending queries, and the addresses that are open by a mark.
 //!
-//! All are pinned in a BPF file system. The next agent puts its own programs into the links, and reads the ring
-//! buffer as soon as it knows the node. Its programs go on with the two maps. Nothing else is taken over, so few
+//! All are pinned in a BPF file system. As soon as the next agent knows the node, it puts its own programs into the links,
+//! and then reads the ring buffer. Its programs go on with the two maps. Nothing else is taken over, so few
 //! layouts have to be the same (`docs/decisions/handover.md`).
 
 use std::{
@@ -188,6 +188,11 @@ impl Pins {
         not_kept(&self.dir, error);
     }
 
+    /// Whether a program of this name has a link on this interface from an earlier agent.
+    pub(super) fn has(&self, ifindex: u32, program: &str) -> bool {
+        self.untaken.contains(&self.path(ifindex, program))
+    }
+
     /// The link that a program of this name has on this interface from an earlier agent, and its file.
     pub(super) fn take(
         &mut self,
@@ -263,6 +268,14 @@ pub(super) struct Shared {
     lost: &'static str,
 }
 
+impl Shared {
+    fn path(self, dir: &Path) -> PathBuf {
+        let mask = self.mask.map(|mask| format!("-{mask:08x}"));
+        let name = format!("{}{}{}", self.file, self.layout, mask.unwrap_or_default());
+        dir.join(name)
+    }
+}
+
 /// The default of `--mark-mask`. Its map has no mask in its name, as no map had in earlier versions.
 const UNNAMED_MASK: NonZeroU32 = NonZeroU32::new(0xffe0_0000).unwrap();
 
@@ -298,16 +311,26 @@ pub(super) fn not_kept(dir: &Path, error: &PinsError) {
     );
 }
 
+/// Whether programs of an earlier agent use this map.
+pub(super) fn is_used(dir: &Path, map: Shared) -> bool {
+    MapData::from_pin(map.path(dir)).is_ok()
+}
+
+/// Removes the marks of earlier agents. The programs of one without marks do not know them.
+pub(super) fn forget_entries(dir: &Path) {
+    let file = entries(UNNAMED_MASK).file;
+    for path in files(dir).unwrap_or_default() {
+        let name = path.file_name().and_then(|name| name.to_str());
+        if name.is_some_and(|name| name.starts_with(file)) {
+            remove(&path);
+        }
+    }
+}
+
 /// The file of this map, for programs that are about to be loaded. Maps of other layouts or masks are removed.
 /// `None` if the map is neither there nor can be pinned.
 pub(super) fn shared(dir: &Path, map: Shared) -> Option<PathBuf> {
-    let mask = map.mask.map(|mask| format!("-{mask:08x}"));
-    let path = dir.join(format!(
-        "{}{}{}",
-        map.file,
-        map.layout,
-        mask.unwrap_or_default()
-    ));
+    let path = map.path(dir);
     for other in files(dir).ok()? {
         let name = other.file_name().and_then(|name| name.to_str());
         if other != path && name.is_some_and(|name| name.starts_with(map.file)) {

@@ -95,6 +95,9 @@ pub struct Program {
     #[expect(dead_code, reason = "answers are held as long as it is there")]
     holders: Holders,
     openers: Openers,
+    /// Whether the programs of an earlier agent mark packets by the entries that this agent writes. Only then can they go
+    /// on beside it.
+    shares_marks: bool,
     /// What earlier agents have left, and where links are kept for the next one.
     pins: Option<Pins>,
 }
@@ -112,6 +115,14 @@ impl Program {
         let mut loader = EbpfLoader::new();
         // Without marks, there are no entries to go on with.
         let entries = options.mark_mask.map(pins::entries);
+        let shares_marks = match (pins, entries) {
+            (Some(dir), Some(entries)) => pins::is_used(dir, entries),
+            (Some(dir), None) => {
+                pins::forget_entries(dir);
+                false
+            }
+            (None, _) => false,
+        };
         for map in entries.into_iter().chain([pins::PENDING]) {
             if let Some(path) = pins.and_then(|dir| pins::shared(dir, map)) {
                 loader.map_pin_path(map.name, path);
@@ -146,6 +157,7 @@ impl Program {
             sources,
             holders,
             openers,
+            shares_marks,
             pins: None,
         })
     }
@@ -411,6 +423,11 @@ impl Attach for Program {
             answers,
             questions: None,
         })
+    }
+
+    fn is_left(&self, ifindex: u32) -> bool {
+        let pins = self.pins.as_ref().filter(|_| self.shares_marks);
+        pins.is_some_and(|pins| PROGRAMS.iter().all(|(name, _)| pins.has(ifindex, name)))
     }
 
     fn complete(&mut self, name: &str, ifindex: u32, link: &mut TcLink) -> Result<(), AttachError> {

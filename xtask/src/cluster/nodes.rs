@@ -10,12 +10,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use dnsflow_tests::{process::run, support::workspace};
+use dnsflow_tests::support::workspace;
 
-use super::programs::Programs;
+use super::{programs::Programs, virtual_node::VirtualNode};
 use crate::{interrupt, kind::access::Access};
 
-/// The node without a DNS server, where pods ask and agents are killed.
+/// The node without a DNS server, where pods ask and agents are killed. In a virtual machine, if one is wanted.
 pub(super) const FIRST: &str = "n1";
 const NODES: [&str; 2] = [FIRST, "n2"];
 /// The directories of a run, of which only the logs stay.
@@ -31,6 +31,8 @@ pub(super) struct Nodes {
     programs: Programs,
     /// The lab's helper.
     helper: PathBuf,
+    /// [`FIRST`], if it is not in namespaces.
+    virtual_node: Option<VirtualNode>,
 }
 
 impl Nodes {
@@ -40,13 +42,20 @@ impl Nodes {
         directory: PathBuf,
         programs: Programs,
         helper: PathBuf,
+        virtual_node: Option<VirtualNode>,
     ) -> Self {
         Self {
             name,
             directory,
             programs,
             helper,
+            virtual_node,
         }
+    }
+
+    /// Whether the first node is a virtual machine.
+    pub(super) fn is_virtual(&self) -> bool {
+        self.virtual_node.is_some()
     }
 
     pub(super) fn directory(&self) -> &Path {
@@ -54,7 +63,7 @@ impl Nodes {
     }
 
     /// Two nodes that are ready, with the images and the cluster's DNS.
-    pub(super) fn up(&self, image: &Path) -> Result<()> {
+    pub(super) fn up(&mut self, image: &Path) -> Result<()> {
         match fs::remove_dir_all(self.directory.join("log")) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => {}
@@ -71,17 +80,31 @@ impl Nodes {
             .with_context(|| format!("cannot copy {}", image.display()))?;
         self.script("control-plane.sh", &[])?;
         self.script("image.sh", &[])?;
-        for node in NODES {
-            self.script("node.sh", &[node])?;
+        let variables = self.variables();
+        if let Some(node) = &mut self.virtual_node {
+            node.boot(FIRST, &self.directory, &self.programs, &variables)?;
         }
+        for node in NODES {
+            if !(self.is_virtual() && node == FIRST) {
+                self.script("node.sh", &[node])?;
+            }
+        }
+        // A virtual machine has brought up its node when it runs something there.
+        self.script("on.sh", &[FIRST, "true"])?;
         self.script("ovn-kubernetes.sh", &[])
     }
 
     /// Ends whatever of it there is. A signal does not keep it from that.
-    pub(super) fn down(&self) -> Result<()> {
+    pub(super) fn down(&mut self) -> Result<()> {
+        if let Some(node) = &mut self.virtual_node {
+            node.will_end();
+        }
         let mut down = self.command("down.sh")?;
         // In a group of its own, which Ctrl-C does not reach.
         let status = down.process_group(0).stdin(Stdio::null()).status()?;
+        if let Some(node) = &mut self.virtual_node {
+            node.ended();
+        }
         ensure!(status.success(), "left to be done: {down:?}");
         Ok(())
     }
@@ -99,24 +122,40 @@ impl Nodes {
 
     /// Runs a program in a node; its output.
     pub(super) fn run_on(&self, node: &str, words: &[&str]) -> Result<String> {
-        let init = fs::read_to_string(self.directory.join(format!("run/{node}.init")))?;
-        let mut command = Command::new("nsenter");
+        let mut command = self.command("on.sh")?;
         command
-            .args(["--target", init.trim(), "--mount", "--pid", "--net"])
-            .args(["--uts", "--ipc", "--root", "--wd", "--"])
-            .args(words);
-        run(&mut command)
+            .arg(node)
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let (status, text) = interrupt::output(&mut command)?;
+        ensure!(status.success(), "{node}: {words:?} failed ({status})");
+        Ok(text)
     }
 
     fn command(&self, script: &str) -> Result<Command> {
+        let (machine, gateway) = match &self.virtual_node {
+            Some(node) => (FIRST, node.gateway()),
+            None => ("", ""),
+        };
         let mut command = Command::new("bash");
         command
             .arg(scripts()?.join(script))
-            .env("NAME", &self.name)
-            .env("WORK", &self.directory)
-            .env("BIN", self.programs.directory())
-            .env("HELPER", &self.helper);
+            .envs(self.variables())
+            .env("MACHINE", machine)
+            .env("GATEWAY_MODE", gateway);
         Ok(command)
+    }
+
+    /// The variables that `lib.sh` names.
+    fn variables(&self) -> Vec<(&'static str, String)> {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        vec![
+            ("NAME", self.name.clone()),
+            ("WORK", text(&self.directory)),
+            ("BIN", text(self.programs.directory())),
+            ("HELPER", text(&self.helper)),
+        ]
     }
 
     /// Runs a script, with its output in a file.

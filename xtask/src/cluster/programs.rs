@@ -66,9 +66,12 @@ impl Programs {
         let directory = env::var_os(VARIABLE).map(PathBuf::from);
         let missing = missing(directory.as_deref());
         match directory {
-            Some(directory) if missing.is_empty() => Ok(Self(directory)),
+            // A virtual machine sees no link to it.
+            Some(directory) if missing.is_empty() => {
+                Ok(Self(directory.canonicalize().unwrap_or(directory)))
+            }
             _ => Err(Unavailable(format!(
-                "a cluster in namespaces takes {}",
+                "a cluster takes {}",
                 missing.join(", ")
             ))),
         }

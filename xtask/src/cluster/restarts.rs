@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     nodes::{FIRST, Nodes},
-    table::{Counts, Names, Row, Uplink},
+    table::{Counts, Names, Row, Way},
 };
 use crate::{
     interrupt,
@@ -29,19 +29,31 @@ use crate::{
 const NAMES: usize = 120;
 /// Milliseconds between two names. All of them take longer than an agent is away.
 const PAUSE: &str = "300";
+/// The same in a virtual machine, which may be emulated.
+const VIRTUAL_PAUSE: &str = "500";
 /// From the first name to the restart.
 const LEAD: Duration = Duration::from_secs(4);
 /// For ovn-kubernetes and the agents to have the firewall and the pods.
-const READY_LIMIT: Duration = Duration::from_secs(60);
+const READY_LIMIT: Duration = Duration::from_secs(600);
 const POLL: Duration = Duration::from_secs(1);
 /// For a new container to be started.
-const BACK_LIMIT: Duration = Duration::from_secs(120);
+const BACK_LIMIT: Duration = Duration::from_secs(900);
 const RULES: &str = "dnsflow-restarts";
 const PLAIN: &str = "dnsflow-plain";
 const DNS: &str = "10.96.0.10:53";
 /// The bits of `--mark-mask`, unless something else is said.
 const MARK_MASK: &str = "0xffe00000";
-const TABLE: &str = "dnsflow-uplink";
+const TABLE: &str = "dnsflow-ways";
+/// Where packets leave the node's switch, and nftables' family and hook that sees them.
+const WAYS: [(&str, &str, &str); 3] = [
+    ("uplink", "netdev", "egress device \"eth0\""),
+    (
+        "management port",
+        "netdev",
+        "ingress device \"ovn-k8s-mp0\"",
+    ),
+    ("the host's stack", "inet", "prerouting"),
+];
 
 /// A way for an agent to end.
 #[derive(Clone, Copy, Debug)]
@@ -70,40 +82,29 @@ impl Restart {
         }
     }
 
-    /// The Service whose names are asked for.
-    fn service(self) -> &'static str {
-        match self {
-            Self::Kill => "kill",
-            Self::DeletePod => "delete-pod",
-            Self::OutOfMemory => "out-of-memory",
-            Self::RollingUpdate => "rolling-update",
-        }
+    /// The Service whose names are asked for in this run.
+    fn service(self, run: usize) -> String {
+        format!("{}-{run}", self.name().replace(" -", "-").replace(' ', "-"))
     }
 
-    /// Addresses that no other restart's names lead to (RFC 5737): the last number of the first one is 1.
-    fn network(self) -> ([u8; 3], u8) {
-        match self {
-            Self::Kill => ([192, 0, 2], 1),
-            Self::DeletePod => ([192, 0, 2], 129),
-            Self::OutOfMemory => ([198, 51, 100], 1),
-            Self::RollingUpdate => ([198, 51, 100], 129),
-        }
+    /// The address of a name, to which no other one leads (RFC 2544, appendix C.2.2).
+    fn address(self, run: usize, number: usize) -> Result<Ipv4Addr> {
+        let network = u8::try_from(run * RESTARTS.len() + self as usize)?;
+        Ok(Ipv4Addr::new(198, 18, network, u8::try_from(number + 1)?))
     }
 
-    fn host(self, number: usize) -> String {
-        format!("n{number}.{}.{RULES}.svc.cluster.local", self.service())
+    fn host(self, run: usize, number: usize) -> String {
+        format!("n{number}.{}.{RULES}.svc.cluster.local", self.service(run))
     }
 
     /// A Service without a selector and its EndpointSlice: CoreDNS answers with these addresses (Kubernetes DNS-Based
     /// Service Discovery, version 1.1.0, section 2.4).
-    fn objects(self) -> Result<[Value; 2]> {
-        let name = self.service();
-        let ([a, b, c], first) = self.network();
+    fn objects(self, run: usize) -> Result<[Value; 2]> {
+        let name = self.service(run);
         let mut endpoints = Vec::new();
         for number in 0..=NAMES {
-            let last = u8::try_from(usize::from(first) + number)?;
             endpoints.push(json!({
-                "addresses": [Ipv4Addr::new(a, b, c, last)],
+                "addresses": [self.address(run, number)?],
                 "hostname": format!("n{number}"),
             }));
         }
@@ -146,17 +147,12 @@ impl<'a> Restarts<'a> {
     ) -> Result<Self> {
         let file = workspace()?.join("tests/cluster/restarts.yaml");
         access.apply(&fs::read_to_string(file)?)?;
-        for restart in RESTARTS {
-            for object in restart.objects()? {
-                access.apply(&object.to_string())?;
-            }
-        }
         for namespace in [RULES, PLAIN] {
             let wait = ["--namespace", namespace, "wait", "pod/pod"];
             shown(
                 access
                     .kubectl(&wait)
-                    .args(["--for=condition=Ready", "--timeout=120s"]),
+                    .args(["--for=condition=Ready", "--timeout=900s"]),
             )?;
         }
         Ok(Self {
@@ -166,39 +162,55 @@ impl<'a> Restarts<'a> {
         })
     }
 
-    /// All restarts, one after the other.
-    pub(super) fn run(&self) -> Result<Counts> {
-        self.count_uplink()?;
+    /// All restarts, one after the other, this many times.
+    pub(super) fn run(&self, runs: usize) -> Result<Counts> {
+        self.count_ways()?;
         let mut rows = Vec::new();
-        for restart in RESTARTS {
-            rows.push(step(restart.name(), || self.during(restart))?);
+        for run in 1..=runs {
+            for restart in RESTARTS {
+                let title = format!("{}, run {run} of {runs}", restart.name());
+                rows.push(step(&title, || self.during(restart, run))?);
+            }
         }
         Ok(Counts {
             restarts: rows,
-            uplink: self.uplink()?,
+            ways: self.ways()?,
         })
     }
 
     /// The names of both pods during one restart.
-    fn during(&self, restart: Restart) -> Result<Row> {
+    fn during(&self, restart: Restart, run: usize) -> Result<Row> {
+        for object in restart.objects(run)? {
+            self.access.apply(&object.to_string())?;
+        }
         // The firewall and the ways are ready before the counting begins.
+        let mut lead = LEAD;
         for namespace in [RULES, PLAIN] {
             let start = Instant::now();
-            while self.ask(namespace, &[restart.host(0)])?.first == 0 {
+            loop {
+                let asked = Instant::now();
+                if self.ask(namespace, &[restart.host(run, 0)])?.first == 1 {
+                    // Asking takes kubectl some time, too.
+                    lead = lead.max(LEAD + asked.elapsed());
+                    break;
+                }
                 ensure!(
                     start.elapsed() < READY_LIMIT,
                     "{namespace}: {} is not reached",
-                    restart.host(0)
+                    restart.host(run, 0)
                 );
                 sleep(POLL);
             }
         }
         let before = self.agent()?;
-        let hosts: Vec<String> = (1..=NAMES).map(|number| restart.host(number)).collect();
+        let is_over = || self.agent().is_ok_and(|agent| agent != before);
+        let hosts: Vec<String> = (1..=NAMES)
+            .map(|number| restart.host(run, number))
+            .collect();
         let row = scope(|scope| {
             let [rules, plain] =
                 [RULES, PLAIN].map(|namespace| scope.spawn(|| self.ask(namespace, &hosts)));
-            sleep(LEAD);
+            sleep(lead);
             let made = self.make(restart);
             let [rules, plain] = [rules, plain].map(|thread| {
                 thread
@@ -207,13 +219,15 @@ impl<'a> Restarts<'a> {
             });
             made?;
             Ok::<_, anyhow::Error>(Row {
+                run,
                 restart: restart.name(),
+                is_covered: is_over(),
                 rules: rules?,
                 plain: plain?,
             })
         })?;
         let start = Instant::now();
-        while self.agent().ok().is_none_or(|agent| agent == before) {
+        while !is_over() {
             ensure!(start.elapsed() < BACK_LIMIT, "no new agent");
             interrupt::check()?;
             sleep(POLL);
@@ -233,7 +247,11 @@ impl<'a> Restarts<'a> {
     fn ask(&self, namespace: &str, hosts: &[String]) -> Result<Names> {
         let exec = ["--namespace", namespace, "exec", "pod", "--"];
         let mut ask = self.access.kubectl(&exec);
-        ask.args(["dnsflow-lab-helper", "fresh-names", DNS, "80", PAUSE])
+        let pause = match self.nodes.is_virtual() {
+            true => VIRTUAL_PAUSE,
+            false => PAUSE,
+        };
+        ask.args(["dnsflow-lab-helper", "fresh-names", DNS, "80", pause])
             .args(hosts)
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
@@ -276,30 +294,39 @@ impl<'a> Restarts<'a> {
         self.nodes.run_on(FIRST, &["pgrep", "--exact", "dnsflow"])
     }
 
-    /// Counts the packets that leave the node from now on.
-    fn count_uplink(&self) -> Result<()> {
-        let rules = format!(
-            "table netdev {TABLE} {{\nchain egress {{\n\
-             type filter hook egress device \"eth0\" priority 0\n\
-             counter comment \"all\"\n\
-             meta mark and {MARK_MASK} != 0 counter comment \"marked\"\n}}\n}}"
-        );
+    /// Counts the packets that leave the node's switch from now on.
+    fn count_ways(&self) -> Result<()> {
+        let mut rules = String::new();
+        for (number, (way, family, hook)) in WAYS.into_iter().enumerate() {
+            // Adding a table that is there adds to it (nft(8)).
+            rules += &format!(
+                "table {family} {TABLE} {{\nchain way{number} {{\n\
+                 type filter hook {hook} priority -300\n\
+                 counter comment \"{way}: all\"\n\
+                 meta mark and {MARK_MASK} != 0 counter comment \"{way}: marked\"\n}}\n}}\n"
+            );
+        }
         self.nodes.run_on(FIRST, &["nft", &rules]).map(drop)
     }
 
-    fn uplink(&self) -> Result<Uplink> {
-        let list = ["nft", "--json", "list", "table", "netdev", TABLE];
-        let list: Value = serde_json::from_str(&self.nodes.run_on(FIRST, &list)?)?;
-        let count = |comment: &str| {
-            let mut objects = list["nftables"].as_array().into_iter().flatten();
-            let rule = objects.find(|object| object["rule"]["comment"] == comment)?;
-            let mut parts = rule["rule"]["expr"].as_array()?.iter();
-            parts.find_map(|part| part["counter"]["packets"].as_u64())
-        };
-        Ok(Uplink {
-            packets: count("all").context("a counter")?,
-            marked: count("marked").context("a counter")?,
-        })
+    fn ways(&self) -> Result<Vec<Way>> {
+        let mut ways = Vec::new();
+        for (way, family, _) in WAYS {
+            let list = ["nft", "--json", "list", "table", family, TABLE];
+            let list: Value = serde_json::from_str(&self.nodes.run_on(FIRST, &list)?)?;
+            let count = |comment: String| {
+                let mut objects = list["nftables"].as_array().into_iter().flatten();
+                let rule = objects.find(|object| object["rule"]["comment"] == *comment)?;
+                let mut parts = rule["rule"]["expr"].as_array()?.iter();
+                parts.find_map(|part| part["counter"]["packets"].as_u64())
+            };
+            ways.push(Way {
+                way,
+                packets: count(format!("{way}: all")).context("a counter")?,
+                marked: count(format!("{way}: marked")).context("a counter")?,
+            });
+        }
+        Ok(ways)
     }
 }
 
@@ -310,8 +337,11 @@ mod tests {
     #[test]
     fn no_address_stands_for_two_names() {
         let mut addresses = Vec::new();
-        for restart in RESTARTS {
-            let [_, slice] = restart.objects().expect("addresses of the network");
+        for (restart, run) in RESTARTS
+            .into_iter()
+            .flat_map(|restart| [(restart, 1), (restart, 2)])
+        {
+            let [_, slice] = restart.objects(run).expect("addresses of the network");
             let endpoints = slice["endpoints"].as_array().expect("a list");
             assert_eq!(endpoints.len(), NAMES + 1);
             let of = |endpoint: &Value| endpoint["addresses"][0].to_string();

@@ -40,16 +40,28 @@ impl Names {
 /// One restart, and the names that were asked for meanwhile.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
+    /// Counted from 1.
+    pub(super) run: usize,
     pub(super) restart: &'static str,
+    /// Whether the restart was over before the last name.
+    pub(super) is_covered: bool,
     /// Of the pod behind rules.
     pub(super) rules: Names,
     /// Of the pod without a firewall.
     pub(super) plain: Names,
 }
 
-/// The packets that left a node during the restarts.
+impl Row {
+    /// Whether the rules cost a first packet: names were late or lost, and none of those without a firewall.
+    fn is_worse(&self) -> bool {
+        self.rules.first < self.rules.count() && self.plain.first == self.plain.count()
+    }
+}
+
+/// The packets that left a node's switch by one way during the restarts.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Uplink {
+pub(super) struct Way {
+    pub(super) way: &'static str,
     pub(super) packets: u64,
     /// With a bit of dnsflow's in the mark.
     pub(super) marked: u64,
@@ -59,36 +71,56 @@ pub(super) struct Uplink {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Counts {
     pub(super) restarts: Vec<Row>,
-    pub(super) uplink: Uplink,
+    pub(super) ways: Vec<Way>,
 }
 
 impl Counts {
+    /// The restarts in which the rules cost a first packet.
+    pub(super) fn worse(&self) -> usize {
+        self.restarts.iter().filter(|row| row.is_worse()).count()
+    }
+
+    /// All packets with a bit of dnsflow's in the mark.
+    pub(super) fn marked(&self) -> u64 {
+        self.ways.iter().map(|way| way.marked).sum()
+    }
+
     /// For people.
     pub(super) fn text(&self) -> String {
         let mut text = format!(
-            "{:<16}{:>24}{:>24}\n",
+            "{:<20}{:>24}{:>24}\n",
             "", "with rules", "without a firewall"
         );
         let columns = ["first", "late", "lost"].map(|name| format!("{name:>8}"));
         let columns = columns.concat();
         // Writing to a string does not fail.
-        let _written = writeln!(text, "{:<16}{columns}{columns}", "restart");
-        for Row {
-            restart,
-            rules,
-            plain,
-        } in &self.restarts
-        {
-            let _written = write!(text, "{restart:<16}");
-            for names in [rules, plain] {
+        let _written = writeln!(text, "{:<4}{:<16}{columns}{columns}", "run", "restart");
+        for row in &self.restarts {
+            let _written = write!(text, "{:<4}{:<16}", row.run, row.restart);
+            for names in [row.rules, row.plain] {
                 for count in [names.first, names.late, names.lost] {
                     let _written = write!(text, "{count:>8}");
                 }
             }
-            text.push('\n');
+            text += match row.is_covered {
+                true => "\n",
+                false => "  (not over before the last name)\n",
+            };
         }
-        let Uplink { packets, marked } = self.uplink;
-        let _written = writeln!(text, "\nuplink: {marked} of {packets} packets with a mark");
+        let _written = writeln!(
+            text,
+            "\nlate or lost with rules alone: in {} of {} restarts",
+            self.worse(),
+            self.restarts.len()
+        );
+        for Way {
+            way,
+            packets,
+            marked,
+        } in &self.ways
+        {
+            let _written = writeln!(text, "{way}: {marked} of {packets} packets with a mark");
+        }
         text
     }
 }
@@ -115,27 +147,34 @@ mod tests {
 
     #[test]
     fn a_table_has_a_line_for_each_restart() {
-        let names = Names {
-            first: 119,
-            late: 1,
+        let names = |late| Names {
+            first: 120 - late,
+            late,
             lost: 0,
         };
+        let row = |run, rules, plain| Row {
+            run,
+            restart: "kill -9",
+            is_covered: true,
+            rules: names(rules),
+            plain: names(plain),
+        };
         let counts = Counts {
-            restarts: vec![Row {
-                restart: "kill -9",
-                rules: names,
-                plain: names,
-            }],
-            uplink: Uplink {
+            restarts: vec![row(1, 1, 2), row(2, 3, 0), row(3, 0, 0), row(4, 0, 1)],
+            ways: vec![Way {
+                way: "uplink",
                 packets: 5,
                 marked: 0,
-            },
+            }],
         };
-        let expected = "kill -9              119       1       0     119       1       0";
-        assert!(
-            counts.text().lines().any(|line| line == expected),
-            "{}",
-            counts.text()
-        );
+        let text = counts.text();
+        for expected in [
+            "1   kill -9              119       1       0     118       2       0",
+            "4   kill -9              120       0       0     119       1       0",
+            "late or lost with rules alone: in 1 of 4 restarts",
+            "uplink: 0 of 5 packets with a mark",
+        ] {
+            assert!(text.lines().any(|line| line == expected), "{text}");
+        }
     }
 }

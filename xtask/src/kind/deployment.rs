@@ -14,9 +14,9 @@ use dnsflow_tests::{agent, process::run, support::workspace};
 use super::access::{Access, shown};
 
 /// For a DaemonSet to be rolled out.
-pub(super) const ROLLOUT: &str = "--timeout=300s";
+pub(super) const ROLLOUT: &str = "--timeout=900s";
 /// For a node to be cleaned.
-const CLEANUP: &str = "--timeout=60s";
+const CLEANUP: &str = "--timeout=300s";
 const NAMESPACE: &str = "dnsflow";
 /// The plugin, as kubectl looks it up.
 const PLUGIN: &str = "kubectl-dnsflow";

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::interrupt;
 
-const ROLLOUT_LIMIT: Duration = Duration::from_secs(300);
+const ROLLOUT_LIMIT: Duration = Duration::from_secs(900);
 /// For ovn-kubernetes to follow a change of an EgressFirewall.
 const FOLLOW_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_secs(1);

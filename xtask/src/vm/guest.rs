@@ -58,7 +58,7 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    pub(super) fn new(results: &Path, modprobe: PathBuf) -> Result<Self> {
+    pub(super) fn new(more: &[(PathBuf, bool)], results: &Path, modprobe: PathBuf) -> Result<Self> {
         // virtme-ng mounts the root file system without a cache, so that each start of a program
         // reads it and its libraries anew: five times slower. These hold all that the labs run.
         let roots = root_directory("")?;
@@ -67,6 +67,9 @@ impl Guest {
         let mut shares = vec![(target.clone(), false)];
         if !roots.starts_with(&target) {
             shares.push((roots, false));
+        }
+        for (directory, writable) in more {
+            shares.push((directory.canonicalize()?, *writable));
         }
         // The last, because it lies in one of the others.
         let results = results.canonicalize()?;

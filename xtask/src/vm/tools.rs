@@ -61,9 +61,19 @@ impl Tools {
         self.bin().join("modprobe")
     }
 
-    /// `vng`, which finds everything that it calls.
-    pub(super) fn virtme_ng(&self) -> Result<Command> {
-        let mut command = Command::new(self.bin().join("vng"));
+    /// `vng`, which finds everything that it calls, in this network namespace if there is one.
+    pub(super) fn virtme_ng(&self, namespace: Option<&Path>) -> Result<Command> {
+        let program = self.bin().join("vng");
+        let mut command = match namespace {
+            Some(namespace) => {
+                let mut command = Command::new("nsenter");
+                command
+                    .arg(format!("--net={}", namespace.display()))
+                    .arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
         command
             .env("PATH", ebpf::path_with(&self.bin())?)
             // Its cache and its settings.

@@ -63,14 +63,18 @@ impl Hot {
             is_known |= matches!(report, Report::Ready { .. });
             self.listeners.tell(report);
         }
-        if is_known && self.peers.say_ready() {
+        if is_known && !self.peers.know_node {
+            self.peers.know_node = true;
             memory::give_back();
         }
-        let frames = &mut self.kernel.frames;
-        if self.peers.know_node() && frames.have_left() && self.engine.knows_servers() {
-            frames.take_over(&mut self.engine);
-            self.carry_out();
-            memory::give_back();
+        if self.peers.know_node && self.engine.knows_servers() {
+            self.peers.take_over();
+            let frames = &mut self.kernel.frames;
+            if self.peers.have_taken_over() && frames.have_left() {
+                frames.take_over(&mut self.engine);
+                self.carry_out();
+                memory::give_back();
+            }
         }
     }
 

@@ -20,8 +20,12 @@ pub(crate) struct Peers {
     /// To the thread that attaches. It holds little: one command for each interface that comes or
     /// goes.
     pub(crate) attach: mpsc::UnboundedSender<AttachCommand>,
-    /// Tells the thread that attaches that the node is known.
-    pub(crate) ready: Option<oneshot::Sender<()>>,
+    /// Whether the node is known.
+    pub(crate) know_node: bool,
+    /// Tells the thread that attaches to take the place of earlier agents' programs.
+    pub(crate) take_over: Option<oneshot::Sender<()>>,
+    /// It has done so. `None` once this is known.
+    pub(crate) taken_over: Option<oneshot::Receiver<()>>,
     pub(crate) questions: mpsc::Sender<FlowQuestion>,
     pub(crate) conntrack: mpsc::Sender<conntrack::Request>,
     /// Questions for the megaflows that drop.
@@ -30,19 +34,28 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Says that the node is known; returns whether that is news.
-    pub(super) fn say_ready(&mut self) -> bool {
-        let Some(ready) = self.ready.take() else {
-            return false;
-        };
-        // Without a receiver, that thread has ended, and with it this agent does.
-        let _ = ready.send(());
-        true
+    /// Has the thread that attaches take the place of earlier agents' programs, once.
+    pub(super) fn take_over(&mut self) {
+        if let Some(begin) = self.take_over.take() {
+            // Without a receiver, that thread has ended, and with it this agent does.
+            let _ = begin.send(());
+        }
     }
 
-    /// Whether the node is known.
-    pub(super) fn know_node(&self) -> bool {
-        self.ready.is_none()
+    /// Waits until the programs of earlier agents write no more frames. May be cancelled.
+    pub(super) async fn taken_over(&mut self) {
+        match &mut self.taken_over {
+            Some(taken_over) => {
+                let _ = taken_over.await;
+                self.taken_over = None;
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Whether the programs of earlier agents write no more frames.
+    pub(super) fn have_taken_over(&self) -> bool {
+        self.taken_over.is_none()
     }
 
     pub(super) fn attach(&self, command: AttachCommand) {

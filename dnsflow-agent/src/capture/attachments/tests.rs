@@ -11,6 +11,8 @@ struct KernelState {
     /// How many addresses are trusted at each.
     trusted: BTreeMap<u32, usize>,
     tries: usize,
+    /// Where an earlier agent's programs are.
+    left: Vec<u32>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -58,6 +60,10 @@ impl Attach for Kernel {
         state.attached.push(ifindex);
         drop(state);
         Ok(Link(self.clone(), ifindex))
+    }
+
+    fn is_left(&self, ifindex: u32) -> bool {
+        self.0.borrow().left.contains(&ifindex)
     }
 
     fn complete(&mut self, name: &str, ifindex: u32, link: &mut Link) -> Result<(), AttachError> {
@@ -186,6 +192,31 @@ fn attaches_at_once_and_detaches() {
     attachments.detach(ROW);
     assert_eq!(kernel.attached(), Vec::<u32>::new());
     attachments.detach(ROW);
+}
+
+#[test]
+fn the_programs_of_an_earlier_agent_go_on_until_they_are_taken_over() {
+    let (kernel, mut attachments) = start();
+    for (name, ifindex) in [("left", 7), ("new", 8), ("gone", 9)] {
+        kernel.plug(name, ifindex);
+    }
+    kernel.0.borrow_mut().left = vec![7, 9];
+    assert_attached(&attach(&mut attachments, ROW, "left", ms(0)), ROW, 7);
+    assert_attached(&attach(&mut attachments, OTHER, "new", ms(0)), OTHER, 8);
+    let third = RowId::new(3);
+    assert_attached(&attach(&mut attachments, third, "gone", ms(0)), third, 9);
+    assert_eq!(kernel.attached(), [8], "the others have programs");
+    assert_attached(&attach(&mut attachments, ROW, "left", ms(1)), ROW, 7);
+    attachments.detach(third);
+
+    attachments.take_over();
+    let told = work(&mut attachments, ms(2));
+    assert_eq!(told.len(), 1);
+    assert_attached(&told[0], ROW, 7);
+    assert_eq!(kernel.attached(), [8, 7]);
+    attachments.detach(ROW);
+    assert_attached(&attach(&mut attachments, ROW, "left", ms(3)), ROW, 7);
+    assert_eq!(kernel.attached(), [8, 7], "nobody is waited for any more");
 }
 
 #[test]
