@@ -678,6 +678,10 @@ impl Engine {
                 wait = wait.and(needs);
             }
         }
+        let port = told.and_then(|told| self.ports.get(told));
+        if port.is_some_and(|port| !self.policy.holds_at(&port.row)) {
+            wait = Wait::default();
+        }
         if frame.held {
             self.hold.take(frame, connection, wait, &mut self.out);
         }
@@ -1056,7 +1060,8 @@ impl Engine {
             })
             .collect();
         let names_in = |namespace: &str, known| self.policy.names_in(namespace, known);
-        self.filter.update(&known, names_in, &mut self.out);
+        let holds = |namespace: &str| self.policy.holds(namespace);
+        self.filter.update(&known, names_in, holds, &mut self.out);
         let of_pods_in = |is_in: &dyn Fn(&str) -> bool| {
             let found = known.iter().filter(|(_, namespace)| is_in(namespace));
             found.map(|(ifindex, _)| *ifindex).collect()

@@ -463,6 +463,13 @@ pub enum Command {
         /// The names that its rules mention, without wildcards.
         names: BTreeSet<DomainName>,
     },
+    /// Hold answers at the interfaces of a name set, or no longer. They are held until this says otherwise.
+    HoldAnswers {
+        /// The name set.
+        name_set: NameSetId,
+        /// Whether to hold them.
+        held: bool,
+    },
     /// No interface has this name set any more.
     ForgetNames {
         /// The name set.

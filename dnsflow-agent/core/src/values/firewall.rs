@@ -34,6 +34,8 @@ pub struct Firewall {
     /// Whether the agent makes a dry run of the resource, by its annotation: it decides, and installs
     /// nothing.
     pub dry_run: bool,
+    /// Whether no answer to the pods of the namespace is held, by the resource's annotation.
+    pub hold_off: bool,
     /// ovn-kubernetes' reason in `status.messages`, if it could not apply the resource.
     pub refusal: Option<String>,
 }

@@ -37,10 +37,8 @@ fn deny_all() -> Rule {
 
 fn firewall(rules: Vec<Rule>) -> Firewall {
     Firewall {
-        dry_run: false,
         rules: rules.into(),
-        subdomains: None,
-        refusal: None,
+        ..Firewall::default()
     }
 }
 
@@ -382,10 +380,9 @@ fn a_rule_that_denies_by_name_comes_with_a_caveat() {
 fn names_match_by_pattern() {
     let check = |rule: &str, subdomains: bool, name: &str, expected: bool| {
         let firewall = Firewall {
-            dry_run: false,
             rules: [allow(rule)].into(),
             subdomains: Some(subdomains),
-            refusal: None,
+            ..Firewall::default()
         };
         let paired = pair_with(&firewall, &[with_flows(acl(0, set_of(rule)))]);
         let name: DomainName = name.parse().expect("a name");
