@@ -386,6 +386,11 @@ impl Engine {
                     .learn_dns(addresses.collect(), &mut self.out);
                 self.recheck(&recheck, batch);
             }
+            Input::NodeAddresses(addresses) => {
+                let refused = &mut self.told.refused;
+                let recheck = refused.learn_own(addresses, &mut self.out);
+                self.recheck(&recheck, batch);
+            }
             Input::ServiceNetworks(networks) => {
                 let refused = &mut self.told.refused;
                 let recheck = refused.learn_service_networks(networks, &mut self.out);

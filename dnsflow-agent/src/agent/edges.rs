@@ -13,7 +13,7 @@ use std::{
 
 use dnsflow_core::{Input, io::input::FlowQuestion, values::connection::Path};
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{mpsc, oneshot, watch},
     task::JoinSet,
 };
 
@@ -30,6 +30,7 @@ use crate::{
     logging::LogView,
     manifests,
     metrics::{DatabaseCounters, Metrics},
+    node_addresses,
     one_agent::{Answering, Claim},
     open_by::OpenVswitch,
     openflow,
@@ -202,15 +203,20 @@ impl Edges {
         notices: Notices,
         objects: Objects,
     ) {
+        let (cache, dns_cache) = watch::channel(BTreeSet::new());
+        let addresses = node_addresses::watch(inputs.clone(), cache);
+        self.start("the addresses of this node", addresses);
+        let (sender, resolvers) = mpsc::channel(1);
+        let telling = node_addresses::tell_resolvers(resolvers, dns_cache, inputs.clone());
         if let Some(dir) = options.manifests.clone() {
             let watch = async move {
                 // There is no cluster whose DNS Services could be asked for.
-                if inputs.send(Input::Resolvers(BTreeSet::new())).await.is_ok() {
+                if sender.send(BTreeSet::new()).await.is_ok() {
                     manifests::watch_manifests(dir, inputs, objects).await;
                 }
             };
             self.leave_unread(notices);
-            return self.start("the manifests", watch);
+            return self.start("the manifests", both(watch, telling));
         }
         let client = k8s::ClientOptions {
             kubeconfig: options.kubeconfig.clone(),
@@ -218,10 +224,8 @@ impl Edges {
         let events = k8s::events::post(client.clone(), notices, k8s::events::SPREAD);
         self.start("Kubernetes Events", events);
         let services = options.dns_service.clone();
-        let (sender, resolvers) = mpsc::channel(1);
         let watch = k8s::watch_dns_services(client.clone(), services, sender);
-        let told = tell(resolvers, Input::Resolvers, inputs.clone());
-        self.start("the cluster's DNS Services", both(watch, told));
+        self.start("the cluster's DNS Services", both(watch, telling));
         let (sender, networks) = mpsc::channel(1);
         let watch = k8s::watch_service_cidrs(client.clone(), sender);
         let told = tell(networks, Input::ServiceNetworks, inputs.clone());

@@ -1,0 +1,269 @@
+//! The addresses of this node's interfaces, as the kernel has them (rtnetlink(7)).
+//!
+//! The agent runs in the network namespace of the node, and asks the kernel again after each [`INTERVAL`]. It takes no
+//! right. An answer that the kernel does not give must never look like a node without addresses.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
+
+use dnsflow_core::{Input, values::resolver::Resolver};
+use ipnet::IpNet;
+use rustix::net::SocketFlags;
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
+
+use crate::{capture::survey, causes::Causes, netlink};
+
+/// The interval between two questions.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// At most this many addresses are told; the first ones in their order.
+const ADDRESSES_MAX: usize = 256;
+/// The interface on which NodeLocal DNSCache answers, by its default (`-interfacename` in cmd/node-cache/main.go of
+/// kubernetes/dns).
+pub const DNS_CACHE_INTERFACE: &str = "nodelocaldns";
+/// The port on which it answers pods (`-dnsport` there).
+const DNS_PORT: u16 = 53;
+
+// Linux include/uapi/linux/rtnetlink.h and if_addr.h.
+const RTM_NEWADDR: u16 = 20;
+const RTM_GETADDR: u16 = 22;
+/// `struct ifaddrmsg`: family, prefix length, flags, scope, index.
+const IFADDRMSG_LEN: usize = 8;
+const IFA_ADDRESS: u16 = 1;
+/// The address itself, where [`IFA_ADDRESS`] is that of the peer.
+const IFA_LOCAL: u16 = 2;
+
+/// The addresses that were found.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct NodeAddresses {
+    /// Those of all interfaces with a network behind them, but for loopback and link-local ones.
+    pub all: BTreeSet<IpAddr>,
+    /// The DNS cache of the node.
+    pub dns_cache: BTreeSet<Resolver>,
+}
+
+impl NodeAddresses {
+    /// Asks the kernel.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not answer.
+    pub fn find() -> io::Result<Self> {
+        let links = survey::links()?;
+        let dns_cache = links.get(DNS_CACHE_INTERFACE).map(|link| link.ifindex);
+        let socket = netlink::open(None, SocketFlags::empty())?;
+        let mut found = Self::default();
+        // struct ifaddrmsg of no family: both.
+        let body = [0; IFADDRMSG_LEN];
+        netlink::dump(&socket, RTM_GETADDR, &body, "addresses", |message| {
+            let Some((ifindex, network)) = address(message) else {
+                return;
+            };
+            let address = network.addr();
+            if dns_cache == Some(ifindex) {
+                found.dns_cache.insert(Resolver {
+                    address,
+                    port: DNS_PORT,
+                });
+            }
+            if !is_of_every_node(address) && !may_move(network) {
+                found.all.insert(address);
+            }
+        })?;
+        Ok(found)
+    }
+}
+
+/// Reads one address with the length of its prefix, and the index of its interface.
+fn address(message: netlink::Message<'_>) -> Option<(u32, IpNet)> {
+    if message.kind != RTM_NEWADDR {
+        return None;
+    }
+    let prefix_len = *message.body.get(1)?;
+    let attributes = message.body.get(IFADDRMSG_LEN..)?;
+    let attribute = |kind| netlink::attribute(attributes, kind);
+    let octets = attribute(IFA_LOCAL).or_else(|| attribute(IFA_ADDRESS))?;
+    let v4 = || <[u8; 4]>::try_from(octets).map(Ipv4Addr::from);
+    let v6 = || <[u8; 16]>::try_from(octets).map(Ipv6Addr::from);
+    let address = v4().map(IpAddr::V4).or_else(|_| v6().map(IpAddr::V6));
+    let network = IpNet::new(address.ok()?, prefix_len).ok()?;
+    Some((netlink::u32_at(message.body, 4)?, network))
+}
+
+/// Whether the address has no network behind it: it is a virtual one, which moves from node to node (keepalived,
+/// kube-vip). If it was refused, a name would lead there from some nodes, and from others not.
+fn may_move(network: IpNet) -> bool {
+    network.prefix_len() == network.max_prefix_len()
+}
+
+/// Whether the address is refused whatever interface has it. Each pod's veth has one of IPv6.
+fn is_of_every_node(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_loopback() || address.is_link_local(),
+        IpAddr::V6(address) => address.is_loopback() || address.is_unicast_link_local(),
+    }
+}
+
+/// Tells the core the addresses, and `dns_cache` the DNS cache of the node, at each change. Ends when nobody listens.
+pub async fn watch(inputs: mpsc::Sender<Input>, dns_cache: watch::Sender<BTreeSet<Resolver>>) {
+    let mut told = None;
+    let mut causes = Causes::<String>::default();
+    loop {
+        match NodeAddresses::find() {
+            Ok(found) => {
+                causes.end();
+                dns_cache.send_if_modified(|known| {
+                    let is_other = *known != found.dns_cache;
+                    known.clone_from(&found.dns_cache);
+                    is_other
+                });
+                if told.as_ref() != Some(&found.all) {
+                    if inputs.send(input(&found.all)).await.is_err() {
+                        return;
+                    }
+                    told = Some(found.all);
+                }
+            }
+            Err(error) => {
+                let cause = error.to_string();
+                if causes.is_news(cause.clone()) {
+                    tracing::warn!(
+                        cause,
+                        "cannot read the addresses of this node; trying again; the known ones stay in force"
+                    );
+                }
+            }
+        }
+        tokio::select! {
+            () = sleep(INTERVAL) => {}
+            () = inputs.closed() => return,
+        }
+    }
+}
+
+fn input(all: &BTreeSet<IpAddr>) -> Input {
+    if all.len() > ADDRESSES_MAX {
+        tracing::warn!(
+            count = all.len(),
+            "more than {ADDRESSES_MAX} addresses of this node: the others are left out; --deny-answers names their networks"
+        );
+    }
+    Input::NodeAddresses(all.iter().take(ADDRESSES_MAX).copied().collect())
+}
+
+/// Tells the core the DNS servers of the cluster together with the cache of the node, once the cluster's are known.
+pub async fn tell_resolvers(
+    mut cluster: mpsc::Receiver<BTreeSet<Resolver>>,
+    mut dns_cache: watch::Receiver<BTreeSet<Resolver>>,
+    inputs: mpsc::Sender<Input>,
+) {
+    let Some(mut known) = cluster.recv().await else {
+        return;
+    };
+    loop {
+        let mut all = dns_cache.borrow_and_update().clone();
+        all.extend(&known);
+        if inputs.send(Input::Resolvers(all)).await.is_err() {
+            return;
+        }
+        tokio::select! {
+            update = cluster.recv() => match update {
+                Some(update) => known = update,
+                None => return,
+            },
+            changed = dns_cache.changed() => if changed.is_err() {
+                return;
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message of the kernel about an address of this interface, in a network of 24 bits.
+    fn message(ifindex: u32, attributes: &[(u16, &[u8])]) -> Vec<u8> {
+        let mut body = vec![0, 24, 0, 0];
+        body.extend(ifindex.to_ne_bytes());
+        for (kind, value) in attributes {
+            netlink::put(&mut body, *kind, value);
+        }
+        body
+    }
+
+    fn read(body: &[u8]) -> Option<(u32, String)> {
+        let read = address(netlink::Message {
+            kind: RTM_NEWADDR,
+            body,
+        });
+        read.map(|(ifindex, network)| (ifindex, network.to_string()))
+    }
+
+    #[test]
+    fn an_address_without_a_network_may_move() {
+        let may_move = |text: &str| may_move(text.parse().expect("a network"));
+        assert!(may_move("192.0.2.100/32") && may_move("2001:db8::100/128"));
+        assert!(!may_move("192.0.2.1/24") && !may_move("2001:db8::1/64"));
+    }
+
+    #[test]
+    fn the_address_of_the_node_is_read_and_not_that_of_the_peer() {
+        let peer = (IFA_ADDRESS, &[192, 0, 2, 1][..]);
+        let own = (IFA_LOCAL, &[192, 0, 2, 2][..]);
+        assert_eq!(
+            read(&message(7, &[peer, own])),
+            Some((7, "192.0.2.2/24".to_owned()))
+        );
+        let v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+        let octets = v6.octets();
+        let alone = message(9, &[(IFA_ADDRESS, &octets[..])]);
+        assert_eq!(read(&alone), Some((9, "2001:db8::1/24".to_owned())));
+        assert_eq!(read(&message(9, &[(IFA_LOCAL, &[1, 2, 3][..])])), None);
+        assert_eq!(read(&alone[..6]), None);
+    }
+
+    #[test]
+    fn the_kernel_answers_and_addresses_that_every_node_has_are_left_out() {
+        let found = NodeAddresses::find().expect("the kernel answers");
+        let every = [
+            IpAddr::from(Ipv4Addr::LOCALHOST),
+            Ipv6Addr::LOCALHOST.into(),
+        ];
+        assert!(
+            every.iter().all(|one| !found.all.contains(one)),
+            "{found:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn the_cache_of_the_node_is_told_beside_the_servers_of_the_cluster() {
+        let server = |text: &str| text.parse::<Resolver>().expect("a server");
+        let (cluster, of_cluster) = mpsc::channel(1);
+        let (cache, of_cache) = watch::channel([server("169.254.20.10:53")].into());
+        let (inputs, mut told) = mpsc::channel(1);
+        let telling = tokio::spawn(tell_resolvers(of_cluster, of_cache, inputs));
+        let mut told = async || match told.recv().await {
+            Some(Input::Resolvers(told)) => told.iter().map(ToString::to_string).collect(),
+            other => panic!("{other:?}"),
+        };
+        cluster
+            .send([server("10.96.0.10:53")].into())
+            .await
+            .expect("open");
+        let all: Vec<String> = told().await;
+        assert_eq!(all, ["10.96.0.10:53", "169.254.20.10:53"]);
+        cache.send_replace(BTreeSet::new());
+        assert_eq!(told().await, ["10.96.0.10:53"]);
+        cluster.send(BTreeSet::new()).await.expect("open");
+        assert_eq!(told().await, [""; 0]);
+        drop(cluster);
+        telling.await.expect("it ends");
+    }
+}
