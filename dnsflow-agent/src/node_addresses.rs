@@ -1,4 +1,5 @@
-//! The addresses of this node's interfaces, as the kernel has them (rtnetlink(7)).
+//! The addresses of this node's interfaces, and the networks of Services in its routes, as the kernel has them
+//! (rtnetlink(7)).
 //!
 //! The agent runs in the network namespace of the node, and asks the kernel again after each [`INTERVAL`]. It takes no
 //! right. An answer that the kernel does not give must never look like a node without addresses.
@@ -39,6 +40,28 @@ const IFA_ADDRESS: u16 = 1;
 /// The address itself, where [`IFA_ADDRESS`] is that of the peer.
 const IFA_LOCAL: u16 = 2;
 
+const RTM_NEWROUTE: u16 = 24;
+const RTM_GETROUTE: u16 = 26;
+/// `struct rtmsg`: family, lengths of the prefixes of destination and source, type of service, table, protocol, scope,
+/// type, flags.
+const RTMSG_LEN: usize = 12;
+const RT_TABLE_MAIN: u8 = 254;
+const RTA_DST: u16 = 1;
+const RTA_GATEWAY: u16 = 5;
+
+/// The next hops of ovn-kubernetes' routes to the networks of Services, which no host has
+/// (`DummyNextHopMasqueradeIP` in its go-controller/pkg/config/config.go: the fourth address of the masquerade subnet, of
+/// 169.254.0.0/17 and of 169.254.169.0/29 as in former releases; `configureSvcRouteViaInterface` in
+/// go-controller/pkg/node/gateway_init.go).
+const SERVICE_NEXT_HOPS: [IpAddr; 3] = [
+    IpAddr::V4(Ipv4Addr::new(169, 254, 0, 4)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 4)),
+    IpAddr::V6(Ipv6Addr::new(0xfd69, 0, 0, 0, 0, 0, 0, 4)),
+];
+/// A network of Services has at most this many bits of addresses (Kubernetes, `maxCIDRBits` in
+/// cmd/kube-apiserver/app/options/validation.go).
+const SERVICE_BITS_MAX: u8 = 20;
+
 /// The addresses that were found.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct NodeAddresses {
@@ -46,6 +69,8 @@ pub struct NodeAddresses {
     pub all: BTreeSet<IpAddr>,
     /// The DNS cache of the node.
     pub dns_cache: BTreeSet<Resolver>,
+    /// The networks of Services, by the routes of ovn-kubernetes.
+    pub service_networks: BTreeSet<IpNet>,
 }
 
 impl NodeAddresses {
@@ -76,8 +101,33 @@ impl NodeAddresses {
                 found.all.insert(address);
             }
         })?;
+        let body = [0; RTMSG_LEN];
+        netlink::dump(&socket, RTM_GETROUTE, &body, "routes", |message| {
+            found.service_networks.extend(service_network(message));
+        })?;
         Ok(found)
     }
+}
+
+/// Reads a route, if it is one of ovn-kubernetes to a network of Services.
+fn service_network(message: netlink::Message<'_>) -> Option<IpNet> {
+    let &[_, prefix_len, _, _, table, ..] = message.body.first_chunk::<RTMSG_LEN>()?;
+    if message.kind != RTM_NEWROUTE || table != RT_TABLE_MAIN {
+        return None;
+    }
+    let attributes = message.body.get(RTMSG_LEN..)?;
+    let address = |kind| netlink::attribute(attributes, kind).and_then(ip);
+    let next_hop = address(RTA_GATEWAY)?;
+    let network = IpNet::new(address(RTA_DST)?, prefix_len).ok()?;
+    let is_small = network.max_prefix_len() - prefix_len <= SERVICE_BITS_MAX;
+    (SERVICE_NEXT_HOPS.contains(&next_hop) && is_small).then(|| network.trunc())
+}
+
+/// Reads an address of either family.
+fn ip(octets: &[u8]) -> Option<IpAddr> {
+    let v4 = || <[u8; 4]>::try_from(octets).map(IpAddr::from);
+    let v6 = || <[u8; 16]>::try_from(octets).map(IpAddr::from);
+    v4().or_else(|_| v6()).ok()
 }
 
 /// Reads one address with the length of its prefix, and the index of its interface.
@@ -89,10 +139,7 @@ fn address(message: netlink::Message<'_>) -> Option<(u32, IpNet)> {
     let attributes = message.body.get(IFADDRMSG_LEN..)?;
     let attribute = |kind| netlink::attribute(attributes, kind);
     let octets = attribute(IFA_LOCAL).or_else(|| attribute(IFA_ADDRESS))?;
-    let v4 = || <[u8; 4]>::try_from(octets).map(Ipv4Addr::from);
-    let v6 = || <[u8; 16]>::try_from(octets).map(Ipv6Addr::from);
-    let address = v4().map(IpAddr::V4).or_else(|_| v6().map(IpAddr::V6));
-    let network = IpNet::new(address.ok()?, prefix_len).ok()?;
+    let network = IpNet::new(ip(octets)?, prefix_len).ok()?;
     Some((netlink::u32_at(message.body, 4)?, network))
 }
 
@@ -110,19 +157,29 @@ fn is_of_every_node(address: IpAddr) -> bool {
     }
 }
 
-/// Tells the core the addresses, and `dns_cache` the DNS cache of the node, at each change. Ends when nobody listens.
-pub async fn watch(inputs: mpsc::Sender<Input>, dns_cache: watch::Sender<BTreeSet<Resolver>>) {
+/// Where the watch tells what the edges of the cluster have a part of.
+#[derive(Debug)]
+pub struct OfNode {
+    /// The DNS cache of the node.
+    pub dns_cache: watch::Sender<BTreeSet<Resolver>>,
+    /// The networks of Services.
+    pub service_networks: watch::Sender<BTreeSet<IpNet>>,
+}
+
+/// Tells the core the addresses, and `of_node` the rest, at each change. Ends when nobody listens.
+pub async fn watch(inputs: mpsc::Sender<Input>, of_node: OfNode) {
+    let OfNode {
+        dns_cache,
+        service_networks,
+    } = of_node;
     let mut told = None;
     let mut causes = Causes::<String>::default();
     loop {
         match NodeAddresses::find() {
             Ok(found) => {
                 causes.end();
-                dns_cache.send_if_modified(|known| {
-                    let is_other = *known != found.dns_cache;
-                    known.clone_from(&found.dns_cache);
-                    is_other
-                });
+                replace(&dns_cache, found.dns_cache);
+                replace(&service_networks, found.service_networks);
                 if told.as_ref() != Some(&found.all) {
                     if inputs.send(input(&found.all)).await.is_err() {
                         return;
@@ -147,6 +204,14 @@ pub async fn watch(inputs: mpsc::Sender<Input>, dns_cache: watch::Sender<BTreeSe
     }
 }
 
+fn replace<T: Eq>(sender: &watch::Sender<T>, new: T) {
+    sender.send_if_modified(|known| {
+        let is_other = *known != new;
+        *known = new;
+        is_other
+    });
+}
+
 fn input(all: &BTreeSet<IpAddr>) -> Input {
     if all.len() > ADDRESSES_MAX {
         tracing::warn!(
@@ -157,27 +222,29 @@ fn input(all: &BTreeSet<IpAddr>) -> Input {
     Input::NodeAddresses(all.iter().take(ADDRESSES_MAX).copied().collect())
 }
 
-/// Tells the core the DNS servers of the cluster together with the cache of the node, once the cluster's are known.
-pub async fn tell_resolvers(
-    mut cluster: mpsc::Receiver<BTreeSet<Resolver>>,
-    mut dns_cache: watch::Receiver<BTreeSet<Resolver>>,
+/// Tells the core what is known of the cluster together with what is known of the node, once the former is not `None`.
+/// Ends when nobody listens, or nobody watches the cluster any more.
+pub async fn tell_both<T: Copy + Ord>(
+    mut known: Option<BTreeSet<T>>,
+    mut cluster: mpsc::Receiver<BTreeSet<T>>,
+    mut node: watch::Receiver<BTreeSet<T>>,
+    input: fn(BTreeSet<T>) -> Input,
     inputs: mpsc::Sender<Input>,
 ) {
-    let Some(mut known) = cluster.recv().await else {
-        return;
-    };
     loop {
-        let mut all = dns_cache.borrow_and_update().clone();
-        all.extend(&known);
-        if inputs.send(Input::Resolvers(all)).await.is_err() {
-            return;
+        if let Some(known) = &known {
+            let mut all = node.borrow_and_update().clone();
+            all.extend(known);
+            if inputs.send(input(all)).await.is_err() {
+                return;
+            }
         }
         tokio::select! {
             update = cluster.recv() => match update {
-                Some(update) => known = update,
+                Some(update) => known = Some(update),
                 None => return,
             },
-            changed = dns_cache.changed() => if changed.is_err() {
+            changed = node.changed() => if changed.is_err() {
                 return;
             },
         }
@@ -230,6 +297,35 @@ mod tests {
     }
 
     #[test]
+    fn a_route_of_ovn_kubernetes_leads_to_the_network_of_services() {
+        let read = |len: u8, table: u8, dst: [u8; 4], next_hop: [u8; 4]| {
+            let mut body = vec![2, len, 0, 0, table, 0, 0, 0, 0, 0, 0, 0];
+            netlink::put(&mut body, RTA_DST, &dst);
+            netlink::put(&mut body, RTA_GATEWAY, &next_hop);
+            let kind = RTM_NEWROUTE;
+            let body = &body;
+            let found = service_network(netlink::Message { kind, body });
+            found.map(|network| network.to_string())
+        };
+        let services = Some("10.96.0.0/12".to_owned());
+        for next_hop in [[169, 254, 0, 4], [169, 254, 169, 4]] {
+            assert_eq!(read(12, RT_TABLE_MAIN, [10, 96, 0, 0], next_hop), services);
+        }
+        let next_hop = [169, 254, 0, 4];
+        assert_eq!(read(12, 7, [10, 96, 0, 0], next_hop), None, "of a VRF");
+        let large = read(11, RT_TABLE_MAIN, [10, 96, 0, 0], next_hop);
+        assert_eq!(large, None, "no network of Services is so large");
+        let other = read(12, RT_TABLE_MAIN, [10, 96, 0, 0], [169, 254, 0, 1]);
+        assert_eq!(other, None, "of another router");
+        // Without attributes, and cut.
+        for len in [RTMSG_LEN, 3] {
+            let body = &[2, 12, 0, 0, 254, 0, 0, 0, 0, 0, 0, 0][..len];
+            let kind = RTM_NEWROUTE;
+            assert_eq!(service_network(netlink::Message { kind, body }), None);
+        }
+    }
+
+    #[test]
     fn the_kernel_answers_and_addresses_that_every_node_has_are_left_out() {
         let found = NodeAddresses::find().expect("the kernel answers");
         let every = [
@@ -248,7 +344,13 @@ mod tests {
         let (cluster, of_cluster) = mpsc::channel(1);
         let (cache, of_cache) = watch::channel([server("169.254.20.10:53")].into());
         let (inputs, mut told) = mpsc::channel(1);
-        let telling = tokio::spawn(tell_resolvers(of_cluster, of_cache, inputs));
+        let telling = tokio::spawn(tell_both(
+            None,
+            of_cluster,
+            of_cache,
+            Input::Resolvers,
+            inputs,
+        ));
         let mut told = async || match told.recv().await {
             Some(Input::Resolvers(told)) => told.iter().map(ToString::to_string).collect(),
             other => panic!("{other:?}"),

@@ -323,7 +323,7 @@ pub struct AgentOptions {
     )]
     pub dns_port: Vec<u16>,
 
-    /// Never open further networks of the cluster; needed for Services before Kubernetes 1.33
+    /// Never open further networks of the cluster, such as those of Services that `check` has not found
     #[arg(
         long,
         value_name = "CIDR",

@@ -203,12 +203,25 @@ impl Edges {
         notices: Notices,
         objects: Objects,
     ) {
-        let (cache, dns_cache) = watch::channel(BTreeSet::new());
-        let addresses = node_addresses::watch(inputs.clone(), cache);
+        let (dns_cache, of_cache) = watch::channel(BTreeSet::new());
+        let (service_networks, of_routes) = watch::channel(BTreeSet::new());
+        let of_node = node_addresses::OfNode {
+            dns_cache,
+            service_networks,
+        };
+        let addresses = node_addresses::watch(inputs.clone(), of_node);
         self.start("the addresses of this node", addresses);
         let (sender, resolvers) = mpsc::channel(1);
-        let telling = node_addresses::tell_resolvers(resolvers, dns_cache, inputs.clone());
+        let told = inputs.clone();
+        let telling = node_addresses::tell_both(None, resolvers, of_cache, Input::Resolvers, told);
+        let (networks_sender, networks) = mpsc::channel(1);
+        // An API server may not have them.
+        let (none, told) = (Some(BTreeSet::new()), inputs.clone());
+        let telling_networks =
+            node_addresses::tell_both(none, networks, of_routes, Input::ServiceNetworks, told);
         if let Some(dir) = options.manifests.clone() {
+            self.leave_unread(networks_sender);
+            self.start("the networks of Services", telling_networks);
             let watch = async move {
                 // There is no cluster whose DNS Services could be asked for.
                 if sender.send(BTreeSet::new()).await.is_ok() {
@@ -226,10 +239,8 @@ impl Edges {
         let services = options.dns_service.clone();
         let watch = k8s::watch_dns_services(client.clone(), services, sender);
         self.start("the cluster's DNS Services", both(watch, telling));
-        let (sender, networks) = mpsc::channel(1);
-        let watch = k8s::watch_service_cidrs(client.clone(), sender);
-        let told = tell(networks, Input::ServiceNetworks, inputs.clone());
-        self.start("the networks of Services", both(watch, told));
+        let watch = k8s::watch_service_cidrs(client.clone(), networks_sender);
+        self.start("the networks of Services", both(watch, telling_networks));
         self.start("Kubernetes", k8s::watch(client, inputs, objects));
     }
 
@@ -266,15 +277,6 @@ impl Edges {
         let server = Server::new(inquiries, inputs, journal, metrics, slow, log);
         let serving = server.serve(options.control_socket.path.clone());
         self.start("the control socket", serving);
-    }
-}
-
-/// Tells the core what an edge sends, as long as it listens.
-async fn tell<T>(mut updates: mpsc::Receiver<T>, input: fn(T) -> Input, inputs: Inputs) {
-    while let Some(update) = updates.recv().await {
-        if inputs.send(input(update)).await.is_err() {
-            return;
-        }
     }
 }
 
