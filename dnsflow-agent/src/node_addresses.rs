@@ -1,8 +1,8 @@
 //! The addresses of this node's interfaces, and the networks of Services in its routes, as the kernel has them
 //! (rtnetlink(7)).
 //!
-//! The agent runs in the network namespace of the node, and asks the kernel again after each [`INTERVAL`]. It takes no
-//! right. An answer that the kernel does not give must never look like a node without addresses.
+//! The agent runs in the network namespace of the node, and asks the kernel again every 30 s. It takes no right. An
+//! answer that the kernel does not give must never look like a node without addresses.
 
 use std::{
     collections::BTreeSet,
