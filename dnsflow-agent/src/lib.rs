@@ -27,6 +27,7 @@ pub mod manifests;
 pub mod memory;
 pub mod metrics;
 mod netlink;
+pub mod node_addresses;
 pub mod one_agent;
 pub mod open_by;
 pub mod openflow;

@@ -42,6 +42,8 @@ pub const FRAGMENT_AGE_MAX_NS: u64 = 1_000_000_000;
 pub const NAME_SETS_MAX: u32 = 4096;
 /// The bit that is set in the number of a name set without names.
 pub const NAME_SET_EMPTY: u32 = 1 << 31;
+/// The bit that is set in the number of a name set where no answer is held.
+pub const NAME_SET_UNHELD: u32 = 1 << 30;
 /// The number of names of all name sets together.
 pub const NAMES_MAX: u32 = 131_072;
 /// How many interfaces have a share of the ring buffer.

@@ -2,7 +2,7 @@
 
 use dnsflow_common::{
     Reason,
-    key::{NAME_SET_EMPTY, NameKey},
+    key::{NAME_SET_EMPTY, NAME_SET_UNHELD, NameKey},
     question::{NameHash, Names},
 };
 
@@ -54,8 +54,10 @@ impl Mentioned {
     pub fn by_rules_for(ifindex: u32) -> Self {
         // SAFETY: the value is one word, of this key or of another one (`maps`).
         let name_set = unsafe { maps::NAME_SETS.get(&ifindex) };
+        // An empty name set has no names under any number.
+        let number = name_set.copied().unwrap_or(0) & !NAME_SET_UNHELD;
         Self {
-            name_set: put_down_name_set(name_set.copied().unwrap_or(0)),
+            name_set: put_down_name_set(number),
             all: name_set.is_none(),
         }
     }

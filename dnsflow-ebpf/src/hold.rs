@@ -2,7 +2,7 @@
 
 use aya_ebpf::helpers::generated::bpf_redirect;
 use dnsflow_common::{
-    key::{HELD_AGAIN_NS, HeldKey, NAME_SET_EMPTY},
+    key::{HELD_AGAIN_NS, HeldKey, NAME_SET_EMPTY, NAME_SET_UNHELD},
     record::MAX_CAPTURE,
     walk::Reader as _,
 };
@@ -16,7 +16,8 @@ use crate::{
 
 /// Whether to hold this answer. The answer is trusted, and a rule mentions its name or may mention it.
 ///
-/// Nothing is held unless the agent has said lately that it is well. A frame is not held if the agent
+/// Nothing is held unless the agent has said lately that it is well, nor in a namespace that has switched holding off.
+/// A frame is not held if the agent
 /// could not put it back unchanged, or if it was held before.
 #[inline(always)]
 pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
@@ -32,11 +33,11 @@ pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
     // An interface without a name set has no filter. Answers come to here whether a rule mentions their
     // names or not.
     // SAFETY: the value is one word, of this key or of another one (`maps`).
-    let has_names = match unsafe { maps::NAME_SETS.get(&frame.ifindex()) } {
-        Some(name_set) => *name_set & NAME_SET_EMPTY == 0,
+    let may_hold = match unsafe { maps::NAME_SETS.get(&frame.ifindex()) } {
+        Some(name_set) => *name_set & (NAME_SET_EMPTY | NAME_SET_UNHELD) == 0,
         None => false,
     };
-    fits && kind && has_names && is_agent_well() && is_first_time(frame, found, asked)
+    fits && kind && may_hold && is_agent_well() && is_first_time(frame, found, asked)
 }
 
 /// Whether the agent has said lately that it is well.

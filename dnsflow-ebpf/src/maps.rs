@@ -150,10 +150,11 @@ pub static UNASKED_UNTIL: LruHashMap<u32, u64> = LruHashMap::with_max_entries(NA
 #[map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, u64> = LruHashMap::with_max_entries(FRAGMENTS_MAX, 0);
 
-/// The name set of an interface, with [`NAME_SET_EMPTY`] where it has none. An interface that is
-/// not here has no filter.
+/// The name set of an interface, with [`NAME_SET_EMPTY`] where it has no names, and [`NAME_SET_UNHELD`] where no answer
+/// is held. An interface that is not here has no filter.
 ///
 /// [`NAME_SET_EMPTY`]: dnsflow_common::key::NAME_SET_EMPTY
+/// [`NAME_SET_UNHELD`]: dnsflow_common::key::NAME_SET_UNHELD
 #[map]
 pub static NAME_SETS: HashMap<u32, u32> = HashMap::with_max_entries(NAME_SETS_MAX, 0);
 

@@ -18,7 +18,9 @@ use kube::Resource as _;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::egress_firewall::{DRY_RUN_ANNOTATION, EgressFirewall, NAME, SUBDOMAINS_ANNOTATION};
+use super::egress_firewall::{
+    DRY_RUN_ANNOTATION, EgressFirewall, HOLD_ANNOTATION, NAME, SUBDOMAINS_ANNOTATION,
+};
 
 /// At most this many rules of one EgressFirewall are read.
 ///
@@ -118,6 +120,7 @@ fn read(
     let annotations = &object["metadata"]["annotations"];
     let subdomains = switch(annotations, SUBDOMAINS_ANNOTATION, reasons);
     let dry_run = switch(annotations, DRY_RUN_ANNOTATION, reasons);
+    let hold = switch(annotations, HOLD_ANNOTATION, reasons);
     let rules = entries
         .iter()
         .take(MAX_RULES)
@@ -138,6 +141,7 @@ fn read(
             rules,
             subdomains,
             dry_run: dry_run.unwrap_or_default(),
+            hold_off: hold == Some(false),
             refusal,
         },
     )
@@ -150,11 +154,13 @@ pub fn resource(namespace: &str, firewall: &Firewall) -> Value {
         rules,
         subdomains,
         dry_run,
+        hold_off,
         refusal: _,
     } = firewall;
     let switches = [
         (SUBDOMAINS_ANNOTATION, *subdomains),
         (DRY_RUN_ANNOTATION, dry_run.then_some(true)),
+        (HOLD_ANNOTATION, hold_off.then_some(false)),
     ];
     let switches = switches.into_iter();
     let annotations: Map<String, Value> = switches

@@ -25,6 +25,8 @@ pub const NAME: &str = "default";
 pub const SUBDOMAINS_ANNOTATION: &str = "dnsflow.io/subdomains";
 /// Whether the agent decides over an EgressFirewall, and installs nothing: `"true"` or `"false"`.
 pub const DRY_RUN_ANNOTATION: &str = "dnsflow.io/dry-run";
+/// Whether answers to the pods of the namespace are held until their addresses are open: `"true"` or `"false"`.
+pub const HOLD_ANNOTATION: &str = "dnsflow.io/hold";
 
 /// `spec` of an EgressFirewall.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, PartialEq, Serialize)]

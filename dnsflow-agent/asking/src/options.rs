@@ -323,7 +323,7 @@ pub struct AgentOptions {
     )]
     pub dns_port: Vec<u16>,
 
-    /// Never open further networks of the cluster; needed for Services before Kubernetes 1.33
+    /// Never open further networks of the cluster, such as those of Services that `check` has not found
     #[arg(
         long,
         value_name = "CIDR",
@@ -390,7 +390,17 @@ pub struct AgentOptions {
     pub mark_mask: NonZeroU32,
 
     /// Report denied connections in an Event on the EgressFirewall, once an hour for each namespace
-    #[arg(long, env = "DNSFLOW_DENIED_EVENTS")]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "DNSFLOW_DENIED_EVENTS",
+        default_value_t = true,
+        // The option had no value.
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set
+    )]
     pub denied_events: bool,
 
     /// Answer /livez, /readyz and /metrics by HTTP here, such as 127.0.0.1:9473 [default: nowhere]

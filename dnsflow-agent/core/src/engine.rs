@@ -386,6 +386,11 @@ impl Engine {
                     .learn_dns(addresses.collect(), &mut self.out);
                 self.recheck(&recheck, batch);
             }
+            Input::NodeAddresses(addresses) => {
+                let refused = &mut self.told.refused;
+                let recheck = refused.learn_own(addresses, &mut self.out);
+                self.recheck(&recheck, batch);
+            }
             Input::ServiceNetworks(networks) => {
                 let refused = &mut self.told.refused;
                 let recheck = refused.learn_service_networks(networks, &mut self.out);
@@ -677,6 +682,10 @@ impl Engine {
             if carries {
                 wait = wait.and(needs);
             }
+        }
+        let port = told.and_then(|told| self.ports.get(told));
+        if port.is_some_and(|port| !self.policy.holds_at(&port.row)) {
+            wait = Wait::default();
         }
         if frame.held {
             self.hold.take(frame, connection, wait, &mut self.out);
@@ -1056,7 +1065,8 @@ impl Engine {
             })
             .collect();
         let names_in = |namespace: &str, known| self.policy.names_in(namespace, known);
-        self.filter.update(&known, names_in, &mut self.out);
+        let holds = |namespace: &str| self.policy.holds(namespace);
+        self.filter.update(&known, names_in, holds, &mut self.out);
         let of_pods_in = |is_in: &dyn Fn(&str) -> bool| {
             let found = known.iter().filter(|(_, namespace)| is_in(namespace));
             found.map(|(ifindex, _)| *ifindex).collect()

@@ -220,6 +220,18 @@ impl Policy {
         self.dry_run || present.is_some_and(|firewall| firewall.dry_run)
     }
 
+    /// Whether answers to pods of the namespace are held until their addresses are open.
+    pub(crate) fn holds(&self, namespace: &str) -> bool {
+        let present = self.present(namespace);
+        !present.is_some_and(|firewall| firewall.hold_off)
+    }
+
+    /// Whether answers are held at the port of an interface.
+    pub(crate) fn holds_at(&self, row: &Interface) -> bool {
+        let namespace = self.namespace_of_names(row);
+        namespace.is_none_or(|namespace| self.holds(namespace))
+    }
+
     /// Whether rules of the namespace are looked at: there is a pod of it here.
     pub(crate) fn is_local(&self, namespace: &str) -> bool {
         self.locals.contains_key(namespace)

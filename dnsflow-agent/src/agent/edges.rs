@@ -13,7 +13,7 @@ use std::{
 
 use dnsflow_core::{Input, io::input::FlowQuestion, values::connection::Path};
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{mpsc, oneshot, watch},
     task::JoinSet,
 };
 
@@ -30,6 +30,7 @@ use crate::{
     logging::LogView,
     manifests,
     metrics::{DatabaseCounters, Metrics},
+    node_addresses,
     one_agent::{Answering, Claim},
     open_by::OpenVswitch,
     openflow,
@@ -202,15 +203,33 @@ impl Edges {
         notices: Notices,
         objects: Objects,
     ) {
+        let (dns_cache, of_cache) = watch::channel(BTreeSet::new());
+        let (service_networks, of_routes) = watch::channel(BTreeSet::new());
+        let of_node = node_addresses::OfNode {
+            dns_cache,
+            service_networks,
+        };
+        let addresses = node_addresses::watch(inputs.clone(), of_node);
+        self.start("the addresses of this node", addresses);
+        let (sender, resolvers) = mpsc::channel(1);
+        let told = inputs.clone();
+        let telling = node_addresses::tell_both(None, resolvers, of_cache, Input::Resolvers, told);
+        let (networks_sender, networks) = mpsc::channel(1);
+        // An API server may not have them.
+        let (none, told) = (Some(BTreeSet::new()), inputs.clone());
+        let telling_networks =
+            node_addresses::tell_both(none, networks, of_routes, Input::ServiceNetworks, told);
         if let Some(dir) = options.manifests.clone() {
+            self.leave_unread(networks_sender);
+            self.start("the networks of Services", telling_networks);
             let watch = async move {
                 // There is no cluster whose DNS Services could be asked for.
-                if inputs.send(Input::Resolvers(BTreeSet::new())).await.is_ok() {
+                if sender.send(BTreeSet::new()).await.is_ok() {
                     manifests::watch_manifests(dir, inputs, objects).await;
                 }
             };
             self.leave_unread(notices);
-            return self.start("the manifests", watch);
+            return self.start("the manifests", both(watch, telling));
         }
         let client = k8s::ClientOptions {
             kubeconfig: options.kubeconfig.clone(),
@@ -218,14 +237,10 @@ impl Edges {
         let events = k8s::events::post(client.clone(), notices, k8s::events::SPREAD);
         self.start("Kubernetes Events", events);
         let services = options.dns_service.clone();
-        let (sender, resolvers) = mpsc::channel(1);
         let watch = k8s::watch_dns_services(client.clone(), services, sender);
-        let told = tell(resolvers, Input::Resolvers, inputs.clone());
-        self.start("the cluster's DNS Services", both(watch, told));
-        let (sender, networks) = mpsc::channel(1);
-        let watch = k8s::watch_service_cidrs(client.clone(), sender);
-        let told = tell(networks, Input::ServiceNetworks, inputs.clone());
-        self.start("the networks of Services", both(watch, told));
+        self.start("the cluster's DNS Services", both(watch, telling));
+        let watch = k8s::watch_service_cidrs(client.clone(), networks_sender);
+        self.start("the networks of Services", both(watch, telling_networks));
         self.start("Kubernetes", k8s::watch(client, inputs, objects));
     }
 
@@ -262,15 +277,6 @@ impl Edges {
         let server = Server::new(inquiries, inputs, journal, metrics, slow, log);
         let serving = server.serve(options.control_socket.path.clone());
         self.start("the control socket", serving);
-    }
-}
-
-/// Tells the core what an edge sends, as long as it listens.
-async fn tell<T>(mut updates: mpsc::Receiver<T>, input: fn(T) -> Input, inputs: Inputs) {
-    while let Some(update) = updates.recv().await {
-        if inputs.send(input(update)).await.is_err() {
-            return;
-        }
     }
 }
 

@@ -15,7 +15,7 @@ use aya::{
     maps::{HashMap, MapData, MapError},
 };
 use dnsflow_common::{
-    key::{NAME_SET_EMPTY, NAMES_MAX, NameKey},
+    key::{NAME_SET_EMPTY, NAME_SET_UNHELD, NAMES_MAX, NameKey},
     question::NameHash,
 };
 use dnsflow_core::{io::input::NameSetId, values::name::DomainName};
@@ -61,6 +61,8 @@ pub struct PutNameSet {
     pub name_set: NameSetId,
     /// Whether the name set is empty. Then nothing is held at the interface.
     pub empty: bool,
+    /// Whether nothing is held there, though there are names.
+    pub unheld: bool,
 }
 
 /// The state of the filter.
@@ -90,6 +92,8 @@ struct NameSet {
     names: BTreeSet<NameHash>,
     /// Whether these are all wanted names.
     complete: bool,
+    /// Whether no answer is held.
+    unheld: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -186,6 +190,12 @@ impl<T: Tables> NameFilter<T> {
         }
     }
 
+    /// Holds answers at the interfaces of a name set, or no longer.
+    pub fn set_held(&mut self, name_set: NameSetId, held: bool) {
+        self.name_sets.entry(name_set).or_default().unheld = !held;
+        self.apply_all(name_set);
+    }
+
     /// Removes a name set and its names. Nothing is filtered at its interfaces any more.
     pub fn remove_name_set(&mut self, name_set: NameSetId) {
         let Some(entry) = self.name_sets.get_mut(&name_set) else {
@@ -267,12 +277,15 @@ impl<T: Tables> NameFilter<T> {
         };
         let name_set = interface.name_set;
         let wanted = self.name_sets.get(&name_set).filter(|it| it.complete);
-        let Some(names) = wanted.map(|it| &it.names) else {
+        let Some(wanted) = wanted else {
             self.open(ifindex);
             return;
         };
-        let empty = names.is_empty();
-        let put = PutNameSet { name_set, empty };
+        let put = PutNameSet {
+            name_set,
+            empty: wanted.names.is_empty(),
+            unheld: wanted.unheld,
+        };
         if interface.put != Some(put) {
             match self.tables.put_interface(ifindex, put) {
                 Ok(()) => interface.put = Some(put),
@@ -335,10 +348,15 @@ fn key(name_set: NameSetId, name: NameHash) -> Key {
 
 impl Tables for KernelTables {
     fn put_interface(&mut self, ifindex: u32, put: PutNameSet) -> io::Result<()> {
-        let PutNameSet { name_set, empty } = put;
+        let PutNameSet {
+            name_set,
+            empty,
+            unheld,
+        } = put;
         let empty = if empty { NAME_SET_EMPTY } else { 0 };
+        let unheld = if unheld { NAME_SET_UNHELD } else { 0 };
         self.name_sets
-            .insert(ifindex, name_set.0 | empty, 0)
+            .insert(ifindex, name_set.0 | empty | unheld, 0)
             .map_err(io::Error::other)
     }
 

@@ -1,17 +1,21 @@
 //! The facts that were gathered, before they are judged. Reasons are texts of the edges, which name
 //! the object.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use dnsflow_core::{
     ovn::rows::{Acl, LogicalFlow, Pipeline, RowId},
-    values::resolver::Resolver,
+    values::{firewall::Firewall, resolver::Resolver},
 };
 use ipnet::IpNet;
 
 use crate::{
     capture::{AttachKind, survey::Link},
     k8s::{DnsService, permissions::Permission},
+    node_addresses::NodeAddresses,
     open_by::{Decision, OpenByError},
 };
 
@@ -26,12 +30,27 @@ pub struct Facts {
     pub openflow: Result<(), String>,
     /// How the agent would open addresses.
     pub open_by: Result<Decision, OpenByError>,
-    /// The northbound database: the ACLs of EgressFirewalls.
-    pub nb: Result<BTreeMap<RowId, Acl>, String>,
+    /// The addresses of this node's interfaces.
+    pub node: Result<NodeAddresses, String>,
+    /// The northbound database.
+    pub nb: Result<Northbound, String>,
     /// The southbound database.
     pub sb: Result<Southbound, String>,
     /// Where the EgressFirewalls come from.
     pub source: Source,
+    /// The EgressFirewalls, as far as they can be read.
+    pub firewalls: Firewalls,
+    /// Whether names without a wildcard also stand for their sub-domains, where the EgressFirewall does not say.
+    pub subdomains: bool,
+}
+
+/// The EgressFirewalls that were read.
+#[derive(Clone, Debug, Default)]
+pub struct Firewalls {
+    /// By namespace.
+    pub read: BTreeMap<String, Firewall>,
+    /// Whether there are more.
+    pub are_more: bool,
 }
 
 /// The kernel, and what this process may do.
@@ -83,6 +102,19 @@ pub struct PodInterface {
     pub ingress_qdisc: Option<String>,
 }
 
+/// The facts of the northbound database.
+#[derive(Clone, Debug, Default)]
+pub struct Northbound {
+    /// The ACLs of EgressFirewalls.
+    pub acls: BTreeMap<RowId, Acl>,
+    /// The addresses of gateway routers.
+    pub gateways: BTreeSet<IpAddr>,
+    /// The addresses in ovn-kubernetes' address set of all nodes; empty if there is none.
+    pub node_set: BTreeSet<IpAddr>,
+    /// The addresses of API servers, by the load balancers of their Service.
+    pub api_servers: BTreeSet<IpAddr>,
+}
+
 /// The facts of the southbound database.
 #[derive(Clone, Debug, Default)]
 pub struct Southbound {
@@ -90,6 +122,8 @@ pub struct Southbound {
     pub flows: Vec<LogicalFlow>,
     /// The first OpenFlow table of each pipeline that could be found.
     pub bases: BTreeMap<Pipeline, u8>,
+    /// The addresses of the nodes' tunnels.
+    pub tunnels: BTreeSet<IpAddr>,
 }
 
 /// Where the EgressFirewalls come from.

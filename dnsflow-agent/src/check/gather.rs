@@ -13,10 +13,11 @@ use tokio::{
     time::timeout,
 };
 
-use super::facts::{Facts, Source};
+use super::facts::{Facts, Firewalls, Source};
 use crate::{
     asking::{manifests, northbound},
     k8s::ClientOptions,
+    node_addresses::NodeAddresses,
     open_by::Decision,
     openflow::{self, Event},
     options::AgentOptions,
@@ -43,8 +44,8 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         verdict: _,
         mark_mask: _,
         pin_dir: _,
+        subdomains,
         // Options for what the agent does later are not checked.
-        subdomains: _,
         hold: _,
         hold_max: _,
         keep_flows_s: _,
@@ -72,24 +73,42 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
     let ovn_sb = ovn_sb.unwrap_or_else(|| Remotes::unix(SB_SOCKETS));
     let (connection, openflow) = connect(openflow_socket.path).await;
     let (nb, sb) = ovn::ask(&ovn_nb, &ovn_sb, &cluster_networks, connection).await;
+    let (source, firewalls) = match directory {
+        Some(dir) => read_manifests(dir),
+        None => {
+            let client = ClientOptions { kubeconfig };
+            match kubernetes::ask(client, &dns_service, cluster_networks).await {
+                Ok((cluster, firewalls)) => (Source::Cluster(Ok(cluster)), firewalls),
+                Err(reason) => (Source::Cluster(Err(reason)), Firewalls::default()),
+            }
+        }
+    };
     Facts {
         kernel: kernel::ask(),
         vswitch: vswitch::ask(&ovs_db).await,
         openflow,
         open_by,
+        node: NodeAddresses::find().map_err(|error| error.to_string()),
         nb,
         sb,
-        source: match directory {
-            Some(dir) => {
-                let names = manifests::names(&dir).map_err(|error| error.to_string());
-                Source::Manifests(dir.display().to_string(), names.map(|names| names.len()))
-            }
-            None => {
-                let client = ClientOptions { kubeconfig };
-                Source::Cluster(kubernetes::ask(client, &dns_service, cluster_networks).await)
-            }
-        },
+        source,
+        firewalls,
+        subdomains,
     }
+}
+
+fn read_manifests(dir: PathBuf) -> (Source, Firewalls) {
+    let names = manifests::names(&dir).map_err(|error| error.to_string());
+    let source = Source::Manifests(dir.display().to_string(), names.map(|names| names.len()));
+    let read = manifests::Directory::new(dir).read().unwrap_or_default();
+    let read = read.firewalls.into_iter();
+    let firewalls = Firewalls {
+        read: read
+            .map(|(id, firewall)| (id.namespace, firewall))
+            .collect(),
+        are_more: false,
+    };
+    (source, firewalls)
 }
 
 /// A connection to the bridge, if it could be made.

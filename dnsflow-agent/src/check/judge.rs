@@ -2,28 +2,46 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     num::NonZeroU32,
 };
 
-use dnsflow_core::ovn::{
-    acl::{self, AclMatch},
-    rows::{Acl, LogicalFlow, RowId},
-    template::{AclTemplate, AclTemplateError, first_to_copy},
+use dnsflow_core::{
+    ovn::{
+        acl::{self, AclMatch},
+        rows::{Acl, LogicalFlow, RowId},
+        template::{AclTemplate, AclTemplateError, first_to_copy},
+    },
+    policy::rules::NamePattern,
+    values::{
+        firewall::{Destination, Firewall, Floor, Rule},
+        name::DnsName,
+        resolver::Resolver,
+    },
 };
 use ipnet::IpNet;
 
 use super::{
     Finding,
-    facts::{Cluster, Facts, Kernel, NotAttached, PodInterface, Source, Southbound, Vswitch},
+    facts::{
+        Cluster, Facts, Firewalls, Kernel, Northbound, NotAttached, PodInterface, Source,
+        Southbound, Vswitch,
+    },
 };
 use crate::{
     capture::AttachKind,
-    k8s::permissions::{Permission, Purpose},
+    k8s::{
+        egress_firewall::SUBDOMAINS_ANNOTATION,
+        permissions::{Permission, Purpose},
+    },
+    node_addresses::{DNS_CACHE_INTERFACE, NodeAddresses},
     open_by::{Decision, OpenByError},
 };
 
 /// At most this many names in a finding.
 const NAMED_MAX: usize = 5;
+/// At most this many rules in a finding.
+const RULES_MAX: usize = 20;
 
 /// Every finding, in the order of the agent's own start.
 pub fn judge(facts: &Facts) -> Vec<Finding> {
@@ -32,9 +50,12 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         vswitch,
         openflow,
         open_by,
+        node,
         nb,
         sb,
         source,
+        firewalls,
+        subdomains,
     } = facts;
     let attach = match &kernel.attach {
         Some(Ok(kind)) => Some(*kind),
@@ -70,8 +91,9 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         "--ovn-sb",
         sb.as_ref().err(),
     ));
-    if let (Ok(acls), Ok(southbound)) = (nb, sb) {
-        findings.push(templates(acls, southbound));
+    if let (Ok(northbound), Ok(southbound)) = (nb, sb) {
+        findings.push(templates(&northbound.acls, southbound));
+        findings.push(nodes(node, northbound, southbound));
     }
     match source {
         Source::Manifests(dir, files) => findings.push(manifests(dir, files)),
@@ -80,8 +102,15 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
             format!("the API cannot be reached: {reason}"),
             "name a kubeconfig with --kubeconfig, or a directory of manifests with --manifests",
         )),
-        Source::Cluster(Ok(cluster)) => findings.extend(kubernetes(cluster)),
+        Source::Cluster(Ok(cluster)) => {
+            findings.extend(kubernetes(cluster, node.as_ref().ok()));
+            if let Ok(northbound) = nb {
+                findings.push(api_servers(&cluster.url, &northbound.api_servers));
+            }
+        }
     }
+    findings.extend(wider_rules(firewalls, *subdomains));
+    findings.extend(denials_alone(firewalls));
     findings
 }
 
@@ -365,6 +394,150 @@ fn templates(acls: &BTreeMap<RowId, Acl>, southbound: &Southbound) -> Finding {
     )
 }
 
+fn nodes(
+    own: &Result<NodeAddresses, String>,
+    northbound: &Northbound,
+    southbound: &Southbound,
+) -> Finding {
+    const CHECK: &str = "nodes";
+    let Northbound {
+        gateways, node_set, ..
+    } = northbound;
+    let of_all = southbound.tunnels.union(node_set);
+    let known: BTreeSet<IpAddr> = of_all.chain(gateways).copied().collect();
+    let remedy = "name the networks of the nodes with --deny-answers";
+    if known.is_empty() {
+        return Finding::warning(
+            CHECK,
+            "DNS answers may open addresses of nodes: OVN's databases have none",
+            remedy,
+        );
+    }
+    let known = texts(&known);
+    match (own, node_set.is_empty()) {
+        (Err(reason), _) => Finding::warning(
+            CHECK,
+            format!(
+                "DNS answers open no address of {}, and may open others of this node: {reason}",
+                list(&known)
+            ),
+            remedy,
+        ),
+        (Ok(own), is_by_tunnel) => {
+            let whence = match is_by_tunnel {
+                true => "OVN's tunnels and gateway routers",
+                false => "OVN's tunnels, gateway routers and address set of nodes",
+            };
+            let own = own.all.len();
+            Finding::ok(
+                CHECK,
+                format!(
+                    "DNS answers open no address of {} ({whence}), nor the {own} of this node's interfaces",
+                    list(&known)
+                ),
+            )
+        }
+    }
+}
+
+fn api_servers(url: &str, known: &BTreeSet<IpAddr>) -> Finding {
+    const CHECK: &str = "api-server";
+    if known.is_empty() {
+        return Finding::warning(
+            CHECK,
+            format!(
+                "DNS answers may open the addresses of API servers: OVN has no load balancer of the Service \
+                 default/kubernetes; the agent itself asks {url}"
+            ),
+            "name them with --deny-answers",
+        );
+    }
+    Finding::ok(
+        CHECK,
+        format!(
+            "DNS answers open no address of {} (OVN's load balancers of the Service default/kubernetes)",
+            list(&texts(known))
+        ),
+    )
+}
+
+/// The rules by name that stand for more names than with ovn-kubernetes alone.
+fn wider_rules(firewalls: &Firewalls, by_option: bool) -> Option<Finding> {
+    let is_wider = |firewall: &Firewall, name: &DnsName| {
+        NamePattern::of(name, firewall, by_option) == NamePattern::Subdomains
+    };
+    let rules = rules(firewalls, |firewall, _, rule| match &rule.destination {
+        Destination::Name(name) if is_wider(firewall, name) => Some(name),
+        _ => None,
+    });
+    let count = rules.len();
+    (count > 0).then(|| Finding {
+        remedy: Some(format!(
+            "--subdomains=false, or the annotation {SUBDOMAINS_ANNOTATION}: \"false\", keeps the exact names"
+        )),
+        ..Finding::ok(
+            "subdomains",
+            format!(
+                "{count} rules by dnsName{} also stand for all sub-domains, and with ovn-kubernetes alone for the exact \
+                 name: {}",
+                among(firewalls),
+                list_of(&rules, RULES_MAX)
+            ),
+        )
+    })
+}
+
+/// The rules that deny by name where no rule behind them denies all addresses.
+fn denials_alone(firewalls: &Firewalls) -> Option<Finding> {
+    let floors = firewalls.read.iter();
+    let floors = floors.map(|(namespace, firewall)| (namespace, Floor::of(&firewall.rules)));
+    let floors: BTreeMap<&String, Floor> = floors.collect();
+    let rules = rules(firewalls, |_, (namespace, index), rule| {
+        let is_alone = !floors.get(namespace)?.denies_behind(index);
+        rule.denied_name().filter(|_| is_alone)
+    });
+    let count = rules.len();
+    (count > 0).then(|| {
+        Finding::warning(
+            "deny-by-name",
+            format!(
+                "{count} rules{} deny by dnsName, and no rule behind them denies all addresses: without an agent, \
+                 addresses that ovn-kubernetes does not know are open: {}",
+                among(firewalls),
+                list_of(&rules, RULES_MAX)
+            ),
+            "add a Deny of cidrSelector 0.0.0.0/0 as the last rule",
+        )
+    })
+}
+
+/// The rules for which `wanted` returns a name, for people.
+fn rules(
+    firewalls: &Firewalls,
+    wanted: impl for<'a> Fn(&Firewall, (&String, u32), &'a Rule) -> Option<&'a DnsName>,
+) -> Vec<String> {
+    let mut found = Vec::new();
+    for (namespace, firewall) in &firewalls.read {
+        for (index, rule) in (0..).zip(firewall.rules.iter()) {
+            if let Some(name) = wanted(firewall, (namespace, index), rule) {
+                found.push(format!("{namespace} rule {index} ({})", name.written()));
+            }
+        }
+    }
+    found
+}
+
+fn among(firewalls: &Firewalls) -> String {
+    match firewalls.are_more {
+        true => format!(" of the first {} EgressFirewalls", firewalls.read.len()),
+        false => String::new(),
+    }
+}
+
+fn texts(addresses: &BTreeSet<IpAddr>) -> Vec<String> {
+    addresses.iter().map(IpAddr::to_string).collect()
+}
+
 fn manifests(dir: &str, files: &Result<usize, String>) -> Finding {
     const CHECK: &str = "manifests";
     match files {
@@ -382,7 +555,7 @@ fn manifests(dir: &str, files: &Result<usize, String>) -> Finding {
     }
 }
 
-fn kubernetes(cluster: &Cluster) -> Vec<Finding> {
+fn kubernetes(cluster: &Cluster, node: Option<&NodeAddresses>) -> Vec<Finding> {
     let Cluster {
         url,
         permissions,
@@ -419,44 +592,65 @@ fn kubernetes(cluster: &Cluster) -> Vec<Finding> {
             "name it with --dns-service, as NAMESPACE/SERVICE or NAMESPACE/LABEL=VALUE",
         )
     } else {
-        let found: Vec<String> = found
-            .iter()
-            .map(|resolver| {
-                std::net::SocketAddr::from((resolver.address, resolver.port)).to_string()
-            })
-            .collect();
-        Finding::ok("dns", format!("pods ask {}", list(&found)))
+        let found: Vec<String> = found.into_iter().map(Resolver::to_string).collect();
+        let cache = node.into_iter().flat_map(|node| &node.dns_cache);
+        let cache: Vec<String> = cache.map(Resolver::to_string).collect();
+        let cache = match cache.is_empty() {
+            true => String::new(),
+            false => format!(
+                ", and the cache of this node at {} (interface {DNS_CACHE_INTERFACE})",
+                list(&cache)
+            ),
+        };
+        Finding::ok("dns", format!("pods ask {}{cache}", list(&found)))
     });
-    findings.push(networks_of_services(service_networks, cluster_networks));
+    let by_routes: Vec<IpNet> = node
+        .into_iter()
+        .flat_map(|node| node.service_networks.iter().copied())
+        .collect();
+    findings.push(networks_of_services(
+        service_networks,
+        cluster_networks,
+        &by_routes,
+    ));
     findings
 }
 
 fn networks_of_services(
     found: &Result<Option<BTreeSet<IpNet>>, String>,
     by_option: &[IpNet],
+    by_routes: &[IpNet],
 ) -> Finding {
     const CHECK: &str = "services";
-    let named = |networks: Vec<&IpNet>| {
-        let networks: Vec<String> = networks.into_iter().map(IpNet::to_string).collect();
-        format!("DNS answers open no address of {}", list(&networks))
-    };
-    match found {
-        Ok(Some(networks)) if !networks.is_empty() => {
-            Finding::ok(CHECK, named(networks.iter().chain(by_option).collect()))
-        }
-        _ if !by_option.is_empty() => Finding::ok(CHECK, named(by_option.iter().collect())),
-        found => {
-            let why = match found {
-                Ok(_) => "the API server has no ServiceCIDR",
-                Err(reason) => reason,
-            };
-            Finding::warning(
-                CHECK,
-                format!("DNS answers may open addresses that no Service has yet: {why}"),
-                "name the networks of Services with --cluster-networks",
-            )
-        }
+    let by_api: Vec<IpNet> = found.iter().flatten().flatten().copied().collect();
+    let sources = [
+        (&by_api[..], "ServiceCIDRs"),
+        (by_option, "--cluster-networks"),
+        (by_routes, "ovn-kubernetes' routes on this node"),
+    ];
+    let sources = sources.into_iter().filter(|(all, _)| !all.is_empty());
+    let (networks, whence): (Vec<_>, Vec<_>) = sources.unzip();
+    let networks: BTreeSet<&IpNet> = networks.into_iter().flatten().collect();
+    if networks.is_empty() {
+        let why = match found {
+            Ok(_) => "the API server has no ServiceCIDR, and this node no route to them",
+            Err(reason) => reason,
+        };
+        return Finding::warning(
+            CHECK,
+            format!("DNS answers may open addresses that no Service has yet: {why}"),
+            "name the networks of Services with --cluster-networks",
+        );
     }
+    let networks: Vec<String> = networks.into_iter().map(IpNet::to_string).collect();
+    Finding::ok(
+        CHECK,
+        format!(
+            "DNS answers open no address of {} ({})",
+            list(&networks),
+            whence.join(", ")
+        ),
+    )
 }
 
 fn rights(permissions: &[(Permission, Result<bool, String>)]) -> Finding {
@@ -508,14 +702,19 @@ fn rights(permissions: &[(Permission, Result<bool, String>)]) -> Finding {
 
 /// The first names, and the number of the others.
 fn list(names: &[String]) -> String {
+    list_of(names, NAMED_MAX)
+}
+
+/// The same, with so many names at most.
+fn list_of(names: &[String], max: usize) -> String {
     let mut text = names
         .iter()
-        .take(NAMED_MAX)
+        .take(max)
         .map(String::as_str)
         .collect::<Vec<_>>()
         .join(", ");
-    if names.len() > NAMED_MAX {
-        text += &format!(" and {} more", names.len() - NAMED_MAX);
+    if names.len() > max {
+        text += &format!(" and {} more", names.len() - max);
     }
     text
 }

@@ -1,7 +1,7 @@
 //! Watches the ServiceCIDRs: the networks that the API server takes the addresses of Services from.
 //!
 //! An API server has them since Kubernetes 1.33 (KEP-1880). An older one does not know the resource. Then nothing is
-//! told, and `--cluster-networks` names the networks.
+//! told: the routes of the node have the networks ([`node_addresses`](crate::node_addresses)), or `--cluster-networks`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,8 +40,8 @@ impl Follower for Watch {
     fn subject(&self) -> Subject {
         Subject {
             what: "ServiceCIDRs".to_owned(),
-            missing: "has no ServiceCIDRs (Kubernetes 1.33 and later have them): name the networks of Services with \
-                      --cluster-networks."
+            missing: "has no ServiceCIDRs (Kubernetes 1.33 and later have them): the networks of Services come from the \
+                      routes of ovn-kubernetes on this node, or --cluster-networks."
                 .to_owned(),
             permission: "list and watch of servicecidrs.networking.k8s.io".to_owned(),
         }

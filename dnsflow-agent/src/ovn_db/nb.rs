@@ -1,8 +1,8 @@
 //! What is read of the northbound database (`ovn-nb.ovsschema`).
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
-use dnsflow_core::ovn::rows::{Acl, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate};
+use dnsflow_core::ovn::rows::{Acl, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate, NodeSet};
 use dnsflow_ovsdb::{
     CellError, Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
     session::Conditions, value::endpoint_address,
@@ -20,6 +20,7 @@ pub const DATABASE: Database = Database {
 const ACL: &str = "ACL";
 const LOGICAL_SWITCH: &str = "Logical_Switch";
 const LOGICAL_ROUTER_PORT: &str = "Logical_Router_Port";
+const ADDRESS_SET: &str = "Address_Set";
 const LOAD_BALANCER: &str = "Load_Balancer";
 
 /// The tables of Services, whose networks `--cluster-networks` names as well.
@@ -27,7 +28,7 @@ pub(super) const OF_SERVICES: &[&str] = &[LOAD_BALANCER];
 
 // External ids of ovn-kubernetes (its go-controller/pkg/libovsdb/ops/db_object_types.go and
 // go-controller/pkg/types/const.go).
-/// The namespace of an EgressFirewall.
+/// The namespace of an EgressFirewall, or the name of an address set.
 const NAME: &str = "k8s.ovn.org/name";
 /// The index of a rule.
 const RULE_INDEX: &str = "rule-index";
@@ -35,6 +36,11 @@ const RULE_INDEX: &str = "rule-index";
 const NETWORK: &str = "k8s.ovn.org/network";
 /// `primary` or `secondary`: what a user-defined network is to its pods.
 const ROLE: &str = "k8s.ovn.org/role";
+/// The kind of object that a row is made for.
+const OWNER_TYPE: &str = "k8s.ovn.org/owner-type";
+/// The name of the address sets of all nodes (`ClusterNodeIPsAddrSetName` in its
+/// go-controller/pkg/ovn/addresssetmanager/addressset_manager.go).
+const NODE_IPS: &str = "node-ips";
 /// Namespace and name of a Service.
 const OWNER: &str = "k8s.ovn.org/owner";
 
@@ -69,6 +75,16 @@ const TABLES: &[Table] = &[
         deferred: false,
     },
     Table {
+        name: ADDRESS_SET,
+        columns: &[
+            Column::set("addresses"),
+            Column::pairs("external_ids", &[OWNER_TYPE]),
+        ],
+        purpose: "the addresses of nodes",
+        remedy: "reduce the number of addresses of nodes",
+        deferred: false,
+    },
+    Table {
         name: LOAD_BALANCER,
         columns: &[
             Column::scalar("name"),
@@ -83,13 +99,15 @@ const TABLES: &[Table] = &[
     },
 ];
 
-/// The ACLs of EgressFirewalls, and the load balancers of Services. The external ids of ovn-kubernetes are in its
+/// The ACLs of EgressFirewalls, the address sets of nodes, and the load balancers of Services. The external ids of ovn-kubernetes are in its
 /// `go-controller/pkg/libovsdb/ops/db_object_types.go` and `db_object_ids.go`.
 pub fn conditions() -> Conditions {
-    let ours = Clause::includes_pair("external_ids", "k8s.ovn.org/owner-type", "EgressFirewall");
+    let ours = Clause::includes_pair("external_ids", OWNER_TYPE, "EgressFirewall");
+    let nodes = Clause::includes_pair("external_ids", NAME, NODE_IPS);
     let services = Clause::includes_pair("external_ids", "k8s.ovn.org/kind", "Service");
     Conditions::from([
         (ACL, Condition::AnyOf(vec![ours])),
+        (ADDRESS_SET, Condition::AnyOf(vec![nodes])),
         (LOAD_BALANCER, Condition::AnyOf(vec![services])),
     ])
 }
@@ -102,6 +120,7 @@ pub(super) fn whole(replica: &Replica, converter: &mut Converter) -> NbUpdate {
         switches: converter.every(replica, LOGICAL_SWITCH, logical_switch),
         gateway_ports: converter.every(replica, LOGICAL_ROUTER_PORT, gateway_port),
         load_balancers: converter.every(replica, LOAD_BALANCER, load_balancer),
+        node_sets: converter.every(replica, ADDRESS_SET, node_set),
     }
 }
 
@@ -117,6 +136,7 @@ pub(super) fn changed(
         switches: converter.changed(replica, changes, LOGICAL_SWITCH, logical_switch),
         gateway_ports: converter.changed(replica, changes, LOGICAL_ROUTER_PORT, gateway_port),
         load_balancers: converter.changed(replica, changes, LOAD_BALANCER, load_balancer),
+        node_sets: converter.changed(replica, changes, ADDRESS_SET, node_set),
     }
 }
 
@@ -175,6 +195,23 @@ pub fn gateway_port(row: &Row) -> Conversion<GatewayPort> {
         address.map_err(|_| CellError::new("networks", format!("`{text}` is no network")))
     });
     Ok(Some(GatewayPort {
+        addresses: addresses.collect::<Result<_, _>>()?,
+    }))
+}
+
+/// Reads an `Address_Set` row with the name of those of nodes; `None` where it is made for another object, such as a
+/// namespace of that name. Releases before 2026 made it for EgressIP (`AddressSetClusterNodeIPs` and
+/// `AddressSetEgressIP` in ovn-kubernetes' go-controller/pkg/libovsdb/ops/db_object_types.go).
+pub fn node_set(row: &Row) -> Conversion<NodeSet> {
+    let ids = row.pairs("external_ids")?;
+    if !matches!(ids.value(OWNER_TYPE), Some("ClusterNodeIPs" | "EgressIP")) {
+        return Ok(None);
+    }
+    let addresses = row.texts("addresses")?.into_iter().map(|text| {
+        let address = text.parse::<IpAddr>();
+        address.map_err(|_| CellError::new("addresses", format!("`{text}` is no address")))
+    });
+    Ok(Some(NodeSet {
         addresses: addresses.collect::<Result<_, _>>()?,
     }))
 }

@@ -94,6 +94,7 @@ impl SimulatedSwitch {
             | Command::LeaveNetworks(_)
             | Command::TrustResolvers(_)
             | Command::FilterNames { .. }
+            | Command::HoldAnswers { .. }
             | Command::ForgetNames { .. }
             | Command::FilterInterface { .. }
             | Command::WatchAttempts { .. }

@@ -25,9 +25,7 @@ ignored  ns1/pod1  no_rule_matches 1, not_judged 1, other_port 31, rcode 1, tcp_
 
 /// The same capture with the manifests in `order`.
 const ORDERED: &str = "\
-1970-01-01T00:00:00.000000Z  ns1  rule_problems  rule 0: a Deny by name closes only the addresses in the \
-pod's DNS answers: an address from elsewhere, or one older than an hour, stays reachable; deny by \
-cidrSelector (dnsName `www.example.com`); rule 3: ns1/default: rule 3: cidrSelector \"not-a-network\" is no \
+1970-01-01T00:00:00.000000Z  ns1  rule_problems  rule 3: ns1/default: rule 3: cidrSelector \"not-a-network\" is no \
 network; write a network such as 192.0.2.0/24
 1970-01-01T00:00:00.000000Z  ns2  rule_problems  rule 0: ns2/default: rule 0: cidrSelector \
 \"not-a-network\" is no network; write a network such as 192.0.2.0/24

@@ -10,7 +10,7 @@ use dnsflow_common::{
     Reason,
     walk::{TCP_ACK, TCP_FIN, TCP_SYN},
 };
-use dnsflow_core::Timestamp;
+use dnsflow_core::{Timestamp, io::input::NameSetId};
 use dnsflow_tests::{
     frames::{Answer, Extension, Fragment, Frame, Transport},
     support::{not_run, this_test},
@@ -290,6 +290,21 @@ fn an_interface_without_a_filter_holds_nothing() {
     assert_eq!(program.asked(&answer("example.com")), Reason::Captured);
     let (reason, _) = program.run_once(&segment(TCP_ACK).build());
     assert_eq!(reason, Reason::Captured);
+}
+
+#[test]
+fn nothing_is_held_where_holding_is_off_and_names_are_still_filtered() {
+    let Some(mut program) = holding() else {
+        return;
+    };
+    let name_set = NameSetId(IFINDEX);
+    program.capture.names.set_held(name_set, false);
+    assert_eq!(program.asked(&answer("www.example.com")), Reason::Captured);
+    let (reason, _) = program.run_once(&segment(TCP_ACK).build());
+    assert_eq!(reason, Reason::Captured);
+    assert_eq!(program.asked(&answer("example.org")), Reason::NoRule);
+    program.capture.names.set_held(name_set, true);
+    assert_eq!(program.asked(&answer("www.example.com")), Reason::Held);
 }
 
 #[test]

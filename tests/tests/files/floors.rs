@@ -109,6 +109,7 @@ const AGENT: Floors = &[
     "vswitchd",
     "conntrack",
     "capture",
+    "node_addresses",
     "manifests",
     "state",
     "one_agent",

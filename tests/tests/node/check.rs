@@ -156,3 +156,35 @@ fn the_kubelet_learns_when_the_agent_is_ready_and_when_the_switch_is_away() {
     .expect("it is ready again");
     agent.terminate().expect("it stops");
 }
+
+/// The interface that NodeLocal DNSCache makes, and the route that ovn-kubernetes makes to the Services.
+#[test]
+fn the_dns_cache_of_the_node_and_the_networks_of_services_are_found() {
+    let lab = lab!("check-found", agent);
+    let ip = |words: &str| {
+        let mut command = lab.node_command("ip").expect("ip");
+        run(command.args(words.split(' '))).expect(words);
+    };
+    ip("link add nodelocaldns type veth peer name nodelocalpeer");
+    ip("address add 169.254.20.10/32 dev nodelocaldns");
+    ip("link set nodelocaldns up");
+    ip("link set nodelocalpeer up");
+    ip("route add 10.197.0.0/16 via 169.254.0.4 dev nodelocaldns onlink");
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    lab.set_firewall("ns1", &[deny])
+        .expect("the rows are written");
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    let explained = |target: &str| {
+        let (text, _) = lab.ask_agent(&["explain", "ns1/pod1", target])?;
+        Ok::<_, anyhow::Error>(text)
+    };
+    wait_until("the route to be found", PATIENT, || {
+        Ok(explained("10.197.7.7:443")?.contains("in_cluster"))
+    })
+    .expect("it is found");
+    let outside = explained("10.198.7.7:443").expect("the agent answers");
+    assert!(outside.contains("denied_by_rule"), "{outside}");
+    let (status, _) = lab.ask_agent(&["status"]).expect("the agent answers");
+    assert!(status.contains("169.254.20.10:53"), "{status}");
+    agent.terminate().expect("it stops");
+}

@@ -281,6 +281,30 @@ fn objects_that_are_no_firewall_are_named() {
 }
 
 #[test]
+fn an_annotation_switches_holding_off() {
+    let read = |value: &str| {
+        let object = json!({
+            "metadata": {"namespace": "ns1", "name": "default", "annotations": {"dnsflow.io/hold": value}},
+            "spec": {"egress": []},
+        });
+        let Converted {
+            reading, reasons, ..
+        } = firewall(&object);
+        match reading {
+            Reading::Firewall(_, firewall) => (firewall.hold_off, reasons),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(read("false"), (true, vec![]));
+    assert_eq!(read("true"), (false, vec![]));
+    let (off, reasons) = read("no");
+    assert!(!off);
+    let reason =
+        "the annotation dnsflow.io/hold is \"no\" and has no effect; write \"true\" or \"false\"";
+    assert_eq!(reasons, [reason]);
+}
+
+#[test]
 fn the_annotation_makes_a_dry_run() {
     let read = |value: &str| {
         let object = serde_saphyr::from_str(&format!(
@@ -455,6 +479,7 @@ spec:
         }]
         .into(),
         dry_run: true,
+        hold_off: true,
         ..read
     };
     let Reading::Firewall(_, again) = firewall(&resource("ns1", &unusable)).reading else {
@@ -464,7 +489,7 @@ spec:
         again.rules[0].destination,
         Destination::Invalid(_)
     ));
-    assert!(again.dry_run);
+    assert!(again.dry_run && again.hold_off);
 }
 
 #[test]

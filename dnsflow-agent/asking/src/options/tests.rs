@@ -89,7 +89,7 @@ fn without_arguments_the_defaults_hold() {
             open_by: None,
             verdict: None,
             mark_mask: mask(0xffe0_0000),
-            denied_events: false,
+            denied_events: true,
             listen: None,
             control_socket: ControlSocket {
                 path: "/run/dnsflow/dnsflow.sock".into(),
@@ -99,13 +99,24 @@ fn without_arguments_the_defaults_hold() {
     );
 }
 
+/// It had no value until it was on by default.
+#[test]
+fn events_of_denied_connections_are_on_unless_switched_off() {
+    let on = |arguments: &[&str]| parse(arguments).map(|options| options.denied_events);
+    assert_eq!(on(&[]), Ok(true));
+    assert_eq!(on(&["--denied-events", "--dry-run"]), Ok(true));
+    assert_eq!(on(&["--denied-events=true"]), Ok(true));
+    assert_eq!(on(&["--denied-events=false"]), Ok(false));
+    assert!(on(&["--denied-events=no"]).is_err());
+}
+
 #[test]
 fn every_option_is_taken() {
     let arguments = [
         "--manifests=/m",
         "--dns-service=a/b,c/d.e/f=g",
         "--dry-run",
-        "--denied-events",
+        "--denied-events=false",
         "--listen=127.0.0.1:9473",
         "--ovs-db=tcp:127.0.0.1:6640",
         "--ovn-nb=unix:/nb.sock",
@@ -176,7 +187,7 @@ fn every_option_is_taken() {
             open_by: Some(OpenBy::Marks),
             verdict: None,
             mark_mask: mask(0x00f0_0000),
-            denied_events: true,
+            denied_events: false,
             listen: Some("127.0.0.1:9473".parse().expect("an address")),
             control_socket: ControlSocket { path: "/c".into() },
             log_format: LogFormat::Json,
@@ -326,7 +337,10 @@ fn each_option_has_a_line_of_help_and_a_variable() {
         let name = argument.get_long().expect("a long name");
         let line = help
             .lines()
-            .find(|line| line.trim_start().starts_with(&format!("--{name} ")))
+            .find(|line| {
+                let rest = line.trim_start().strip_prefix(&format!("--{name}"));
+                rest.is_some_and(|rest| rest.starts_with([' ', '[']))
+            })
             .unwrap_or_else(|| panic!("no help for --{name} in\n{help}"));
         let variable = format!("[env: DNSFLOW_{}", name.to_uppercase().replace('-', "_"));
         assert!(line.contains(&variable), "{line}");

@@ -354,6 +354,7 @@ impl View<'_> {
             rules,
             subdomains,
             dry_run,
+            hold_off,
             refusal,
         } = firewall;
         let part = rules.iter().skip(from).take(count);
@@ -362,6 +363,7 @@ impl View<'_> {
                 rules: part.cloned().collect(),
                 subdomains: *subdomains,
                 dry_run: *dry_run,
+                hold_off: *hold_off,
                 refusal: refusal.clone(),
             },
             count: rules.len(),

@@ -312,6 +312,8 @@ pub enum Input {
     },
     /// The DNS servers of the cluster, all of them.
     Resolvers(BTreeSet<Resolver>),
+    /// The addresses of this node's interfaces, all of them.
+    NodeAddresses(BTreeSet<IpAddr>),
     /// The networks that the API server takes the addresses of Services from, all of them.
     ServiceNetworks(BTreeSet<IpNet>),
     /// How long a pass of the revalidators takes behind a change of flows.
@@ -462,6 +464,13 @@ pub enum Command {
         name_set: NameSetId,
         /// The names that its rules mention, without wildcards.
         names: BTreeSet<DomainName>,
+    },
+    /// Hold answers at the interfaces of a name set, or no longer. They are held until this says otherwise.
+    HoldAnswers {
+        /// The name set.
+        name_set: NameSetId,
+        /// Whether to hold them.
+        held: bool,
     },
     /// No interface has this name set any more.
     ForgetNames {

@@ -148,6 +148,23 @@ pub struct LoadBalancer {
     pub backends: Box<[IpAddr]>,
 }
 
+impl LoadBalancer {
+    /// Whether it leads to the API server: it is for the Service `kubernetes`, whose endpoints are the API servers
+    /// themselves (Kubernetes, `pkg/controlplane/controller/kubernetesservice`). On a user-defined network it leads to
+    /// the same ones.
+    pub fn is_of_api_server(&self) -> bool {
+        self.service == "default/kubernetes" && self.network.is_none()
+    }
+}
+
+/// A row of the NB `Address_Set` table that has the addresses of all nodes: ovn-kubernetes makes it for EgressIP,
+/// EgressService and RouteAdvertisements.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NodeSet {
+    /// `addresses`: those of all interfaces of the nodes.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
 /// A row of the SB `Encap` table.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Encapsulation {
@@ -235,6 +252,8 @@ pub struct NbUpdate {
     pub gateway_ports: Changes<GatewayPort>,
     /// Load balancers of Services.
     pub load_balancers: Changes<LoadBalancer>,
+    /// Address sets of nodes.
+    pub node_sets: Changes<NodeSet>,
 }
 
 /// The changes of one transaction in the SB database.

@@ -12,7 +12,7 @@ use super::acl::excluded_networks;
 use super::hash::default_port_group;
 use super::rows::{
     Acl, Changes, Datapath, Encapsulation, GatewayPort, LoadBalancer, LogicalFlow, LogicalSwitch,
-    NbUpdate, PortBinding, PortGroup, RowId, SbUpdate,
+    NbUpdate, NodeSet, PortBinding, PortGroup, RowId, SbUpdate,
 };
 use super::template::acl_match;
 
@@ -187,6 +187,8 @@ pub struct Owners {
     pub shared: BTreeSet<String>,
     /// Whether a node has it.
     pub is_node: bool,
+    /// Whether an API server has it.
+    pub is_api_server: bool,
 }
 
 /// The changes of the cluster's own networks and addresses.
@@ -301,13 +303,15 @@ pub struct OvnView {
     switches: Table<LogicalSwitch>,
     gateway_ports: Table<GatewayPort>,
     load_balancers: Table<LoadBalancer>,
+    node_sets: Table<NodeSet>,
     encapsulations: Table<Encapsulation>,
     /// The networks that ACLs leave out, and the number of ACLs that do.
     excluded: BTreeMap<(Concerned, IpNet), usize>,
     services_at: AddressIndex,
     /// The load balancers that lead to each address.
     backends_at: AddressIndex,
-    // Of two tables: rows of both may have one id.
+    // Of three tables: rows of two may have one id.
+    node_sets_at: AddressIndex,
     gateways_at: AddressIndex,
     encapsulations_at: AddressIndex,
     pod_networks_changed: bool,
@@ -344,6 +348,12 @@ impl OvnView {
             let new = new.map_or(&none, |port| &port.addresses);
             self.gateways_at.replace(id, old, new, touched_addresses);
         });
+        let node_sets = &mut self.node_sets;
+        node_sets.apply_each(update.reset, update.node_sets, |id, old, new| {
+            let old = old.as_ref().map_or(&none, |set| &set.addresses);
+            let new = new.map_or(&none, |set| &set.addresses);
+            self.node_sets_at.replace(id, old, new, touched_addresses);
+        });
         let load_balancers = &mut self.load_balancers;
         load_balancers.apply_each(update.reset, update.load_balancers, |id, old, new| {
             let is_others = match (&old, new) {
@@ -352,6 +362,8 @@ impl OvnView {
                 }
                 _ => false,
             };
+            let mut rows = old.iter().chain(new);
+            let is_of_api_server = rows.any(LoadBalancer::is_of_api_server);
             let [had, has] =
                 [old.as_ref(), new].map(|row| row.map_or(&[][..], |row| &row.backends));
             let [gone, come] = [missing(had, has), missing(has, had)];
@@ -362,6 +374,9 @@ impl OvnView {
             self.services_at.replace(id, old, new, touched_addresses);
             if is_others {
                 touched_addresses.extend(new);
+            }
+            if is_of_api_server {
+                touched_addresses.extend(had.iter().chain(has));
             }
         });
         let acls = self.share_namespaces(update.acls);
@@ -495,6 +510,15 @@ impl OvnView {
         self.backends_at.has(address)
     }
 
+    /// Whether the Service of the API server leads to the address.
+    fn leads_to_api_server(&self, address: IpAddr) -> bool {
+        let mut ids = self.backends_at.ids(address);
+        ids.any(|id| {
+            let row = self.load_balancers.find(id);
+            row.is_some_and(LoadBalancer::is_of_api_server)
+        })
+    }
+
     fn pod_networks(&self) -> PodNetworks {
         let mut pods = PodNetworks::new();
         for (_, switch) in self.switches.iter() {
@@ -521,7 +545,10 @@ impl OvnView {
                 0 | 1 => BTreeSet::new(),
                 _ => names.into_iter().cloned().collect(),
             },
-            is_node: self.gateways_at.has(address) || self.encapsulations_at.has(address),
+            is_node: self.gateways_at.has(address)
+                || self.encapsulations_at.has(address)
+                || self.node_sets_at.has(address),
+            is_api_server: self.leads_to_api_server(address),
         }
     }
 

@@ -49,6 +49,8 @@ struct NameSet {
     /// The version of the names, where they come from.
     version: u64,
     names: BTreeSet<DomainName>,
+    /// Whether answers are held.
+    held: bool,
 }
 
 impl Filter {
@@ -112,11 +114,12 @@ impl Filter {
 
     /// Gives out the commands that make the filter as wanted. `wanted` has the namespace of each
     /// interface with a filter; `names_in` returns the names that the rules of a namespace mention, with their version:
-    /// `None` if it is the one that is known.
+    /// `None` if it is the one that is known; `holds`: whether answers are held there.
     pub(crate) fn update(
         &mut self,
         wanted: &BTreeMap<u32, &str>,
         names_in: impl Fn(&str, Option<u64>) -> Option<(u64, BTreeSet<DomainName>)>,
+        holds: impl Fn(&str) -> bool,
         out: &mut Output,
     ) {
         self.is_outdated = false;
@@ -130,6 +133,18 @@ impl Filter {
             let (more, fewer) = self.name(namespace, version, names, out);
             self.replays |= more;
             is_other |= more || fewer;
+        }
+        for namespace in &namespaces {
+            let held = holds(namespace);
+            if let Some(name_set) = self.name_sets.get_mut(*namespace)
+                && name_set.held != held
+            {
+                name_set.held = held;
+                out.command(Command::HoldAnswers {
+                    name_set: name_set.id,
+                    held,
+                });
+            }
         }
         self.interfaces.retain(|ifindex, _| {
             let keep = wanted.contains_key(ifindex);
@@ -209,6 +224,7 @@ impl Filter {
                     id,
                     version,
                     names: names.clone(),
+                    held: true,
                 };
                 self.name_sets.insert(namespace.to_owned(), name_set);
                 (id, !names.is_empty(), false)

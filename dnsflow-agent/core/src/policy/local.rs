@@ -11,7 +11,7 @@ use crate::{
         pairing::{Pairing, differing},
     },
     values::{
-        firewall::{Destination, Firewall, Rule, RuleAction},
+        firewall::{Destination, Firewall, Floor, Rule, RuleAction},
         name::DomainName,
     },
 };
@@ -148,10 +148,11 @@ impl Local {
     /// The problems of the rules that OVN does not enforce.
     fn problems_of_latest(&self, latest: &Firewall) -> BTreeMap<u32, Option<Problem>> {
         let mut problems = BTreeMap::new();
+        let floor = Floor::of(&latest.rules);
         for index in &self.differing {
             let rule = usize::try_from(*index).ok();
             let rule = rule.and_then(|index| latest.rules.get(index));
-            let problem = rule.and_then(|rule| self.pairing.problem_of_other(rule));
+            let problem = rule.and_then(|rule| self.pairing.problem_of_other(*index, rule, &floor));
             problems.insert(*index, problem);
         }
         // OVN is about to follow: what it has beyond the rules is not left behind.

@@ -53,8 +53,10 @@ labels! {
         Cluster = "cluster",
         /// The address of a Service of the cluster.
         Service = "service",
-        /// An address of a node of the cluster: kubelet and API server listen there.
+        /// An address of a node of the cluster: the kubelet listens there.
         Node = "node",
+        /// An address of an API server of the cluster.
+        ApiServer = "api_server",
         /// A private network, refused by option.
         Private = "private",
         /// A network that an option refuses.
@@ -226,6 +228,10 @@ struct Learned {
     /// The addresses of Services, and whom each concerns.
     services: BTreeSet<(IpAddr, Concerned)>,
     nodes: BTreeSet<IpAddr>,
+    /// The addresses of this node's interfaces.
+    own: BTreeSet<IpAddr>,
+    /// The addresses of API servers.
+    api_servers: BTreeSet<IpAddr>,
     /// The addresses of the cluster's DNS Services.
     dns: BTreeSet<IpAddr>,
 }
@@ -415,12 +421,15 @@ impl Refusals {
         let Learned {
             services,
             nodes,
+            own,
+            api_servers,
             dns,
             ..
         } = &self.learned;
         let mut of_address = services.range((address, Concerned::Everybody)..);
         let is_service = of_address.next().is_some_and(|(one, _)| *one == address);
-        is_service || nodes.contains(&address) || dns.contains(&address)
+        let single = [nodes, own, api_servers, dns];
+        is_service || single.iter().any(|all| all.contains(&address))
     }
 
     fn allows(&self, address: IpAddr) -> bool {
@@ -434,6 +443,8 @@ impl Refusals {
             service_networks,
             services,
             nodes,
+            own,
+            api_servers,
             dns,
         } = &self.learned;
         let reasons = |allowed: &IpNet| {
@@ -456,7 +467,8 @@ impl Refusals {
                 (Refused::Metadata, any(METADATA)),
                 (Refused::Cluster, self.cluster.overlaps(allowed) || is_pods),
                 (Refused::Service, is_service),
-                (Refused::Node, any_of(nodes)),
+                (Refused::Node, any_of(nodes) || any_of(own)),
+                (Refused::ApiServer, any_of(api_servers)),
                 (Refused::Private, self.private && any(PRIVATE)),
                 (
                     Refused::Reserved,
@@ -481,6 +493,8 @@ impl Refusals {
             service_networks: _,
             services,
             nodes: _,
+            own: _,
+            api_servers: _,
             dns,
         } = &self.learned;
         let is_in = |concerned: Concerned| {
@@ -516,6 +530,8 @@ impl Refusals {
             service_networks,
             services,
             nodes,
+            own,
+            api_servers,
             dns,
         } = &self.learned;
         for concerned in whose.concerned() {
@@ -532,7 +548,10 @@ impl Refusals {
         if service_networks.contains(address) || dns.contains(&address) {
             return Err(Refused::Service);
         }
-        if nodes.contains(&address) {
+        if api_servers.contains(&address) {
+            return Err(Refused::ApiServer);
+        }
+        if nodes.contains(&address) || own.contains(&address) {
             return Err(Refused::Node);
         }
         if let Some((_, reason)) = SPECIAL.iter().find(|(net, _)| net.contains(&address)) {
@@ -684,6 +703,7 @@ impl RefusedAddresses {
             services,
             shared,
             is_node,
+            is_api_server,
         } = owners;
         match shared.is_empty() {
             true => self.shared.remove(&address),
@@ -692,6 +712,7 @@ impl RefusedAddresses {
         let Learned {
             services: known,
             nodes,
+            api_servers,
             ..
         } = &mut self.refusals.learned;
         let of_address = known.range((address, Concerned::Everybody)..);
@@ -703,11 +724,15 @@ impl RefusedAddresses {
         for whose in services.difference(&before) {
             known.insert((address, whose.clone()));
         }
-        let was_node = match is_node {
-            true => !nodes.insert(address),
-            false => nodes.remove(&address),
+        let has_changed = |addresses: &mut BTreeSet<IpAddr>, is_in| match is_in {
+            true => addresses.insert(address),
+            false => addresses.remove(&address),
         };
-        before != services || was_node != is_node
+        let is_news = [
+            has_changed(nodes, is_node),
+            has_changed(api_servers, is_api_server),
+        ];
+        before != services || is_news.contains(&true)
     }
 
     /// Refuses from now on these addresses of the cluster's DNS Services. Returns the addresses to check again.
@@ -716,6 +741,18 @@ impl RefusedAddresses {
         let dns = &self.refusals.learned.dns;
         let recheck = Recheck {
             addresses: before.symmetric_difference(dns).copied().collect(),
+            networks: BTreeMap::new(),
+        };
+        self.changed(&recheck, out);
+        recheck
+    }
+
+    /// Refuses from now on these addresses of this node's interfaces. Returns the addresses to check again.
+    pub(crate) fn learn_own(&mut self, own: BTreeSet<IpAddr>, out: &mut Output) -> Recheck {
+        let before = std::mem::replace(&mut self.refusals.learned.own, own);
+        let own = &self.refusals.learned.own;
+        let recheck = Recheck {
+            addresses: before.symmetric_difference(own).copied().collect(),
             networks: BTreeMap::new(),
         };
         self.changed(&recheck, out);
@@ -896,7 +933,8 @@ impl RefusedAddresses {
 
     /// Whether an address is one of a node.
     pub(crate) fn is_node(&self, address: IpAddr) -> bool {
-        self.refusals.learned.nodes.contains(&address)
+        let Learned { nodes, own, .. } = &self.refusals.learned;
+        nodes.contains(&address) || own.contains(&address)
     }
 
     /// Takes the addresses out of an answer that are never opened to its port. Each is counted.

@@ -28,7 +28,7 @@ use crate::{
         },
     },
     values::{
-        firewall::{Destination, Firewall, Rule, RuleAction},
+        firewall::{Destination, Firewall, Floor, Rule, RuleAction},
         flow::Transport,
         name::{DnsName, DomainName},
     },
@@ -401,10 +401,11 @@ pub enum Problem {
         .0.written()
     )]
     NotMarked(DnsName),
-    /// The rule denies by name.
+    /// The rule denies by name, and no rule behind it denies all addresses.
     #[error(
         "a Deny by name closes only the addresses in the pod's DNS answers: an address from elsewhere, or one older \
-         than an hour, stays reachable; deny by cidrSelector (dnsName `{}`)",
+         than an hour, stays reachable, and without an agent each that ovn-kubernetes does not know; add a Deny of \
+         cidrSelector 0.0.0.0/0 as the last rule (dnsName `{}`)",
         .0.written()
     )]
     DeniesByName(DnsName),
@@ -489,19 +490,21 @@ pub struct NamespaceRules {
 pub const ACL_PRIORITY_OFFSET: u16 = 1000;
 
 /// The problem or limitation of a rule, by the resource alone.
-pub(crate) fn problem_of_resource(rule: &Rule) -> Option<Problem> {
-    match (rule.action, &rule.destination) {
-        (_, Destination::Invalid(reason)) => Some(Problem::Invalid(reason.clone())),
-        (RuleAction::Deny, Destination::Name(name)) => Some(Problem::DeniesByName(name.clone())),
-        _ => None,
+pub(crate) fn problem_of_resource(index: u32, rule: &Rule, floor: &Floor) -> Option<Problem> {
+    if let Destination::Invalid(reason) = &rule.destination {
+        return Some(Problem::Invalid(reason.clone()));
     }
+    let name = rule.denied_name()?;
+    let is_alone = !floor.denies_behind(index);
+    is_alone.then(|| Problem::DeniesByName(name.clone()))
 }
 
 /// The same for all rules of an EgressFirewall.
 pub(crate) fn problems_of_resource(firewall: &Firewall) -> BTreeMap<u32, Problem> {
+    let floor = Floor::of(&firewall.rules);
     (0..)
         .zip(firewall.rules.iter())
-        .filter_map(|(index, rule)| Some((index, problem_of_resource(rule)?)))
+        .filter_map(|(index, rule)| Some((index, problem_of_resource(index, rule, &floor)?)))
         .collect()
 }
 

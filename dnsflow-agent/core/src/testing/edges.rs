@@ -35,6 +35,7 @@ const MARKS_END: RowId = RowId::new(0xe4d << 96);
 pub struct Kernel {
     name_sets: BTreeMap<u32, NameSetId>,
     names: BTreeMap<NameSetId, BTreeSet<DomainName>>,
+    unheld: BTreeSet<NameSetId>,
     /// Answers for names that no rule mentioned: interface, when the kernel saw it, frame.
     pub deferred: Vec<(u32, Timestamp, Vec<u8>)>,
     /// The interfaces whose attempts are told of.
@@ -51,6 +52,12 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// Whether answers at an interface are held.
+    pub fn holds(&self, ifindex: u32) -> bool {
+        let name_set = self.name_sets.get(&ifindex);
+        name_set.is_some_and(|name_set| !self.unheld.contains(name_set))
+    }
+
     /// Whether an answer at an interface leaves the kernel.
     pub(super) fn passes(&self, ifindex: u32, bytes: &[u8]) -> bool {
         let Some(names) = self.name_sets.get(&ifindex).map(|id| &self.names[id]) else {
@@ -285,6 +292,13 @@ impl Node {
             }),
             Command::FilterNames { name_set, names } => {
                 self.kernel.names.insert(name_set, names);
+                None
+            }
+            Command::HoldAnswers { name_set, held } => {
+                match held {
+                    true => self.kernel.unheld.remove(&name_set),
+                    false => self.kernel.unheld.insert(name_set),
+                };
                 None
             }
             Command::FilterInterface { ifindex, name_set } => {

@@ -64,10 +64,8 @@ pub fn port_binding(port: &str, host: u8) -> PortBinding {
 /// An EgressFirewall with these rules.
 pub fn firewall(rules: &[Rule]) -> Firewall {
     Firewall {
-        dry_run: false,
         rules: rules.into(),
-        subdomains: None,
-        refusal: None,
+        ..Firewall::default()
     }
 }
 

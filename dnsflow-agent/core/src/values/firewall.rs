@@ -1,6 +1,6 @@
 //! The EgressFirewall as the core sees it, free of Kubernetes types.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,8 @@ pub struct Firewall {
     /// Whether the agent makes a dry run of the resource, by its annotation: it decides, and installs
     /// nothing.
     pub dry_run: bool,
+    /// Whether no answer to the pods of the namespace is held, by the resource's annotation.
+    pub hold_off: bool,
     /// ovn-kubernetes' reason in `status.messages`, if it could not apply the resource.
     pub refusal: Option<String>,
 }
@@ -42,6 +44,61 @@ impl Firewall {
     /// Whether the other firewall has the same content, whatever the status of the two.
     pub fn is_like(&self, other: &Self) -> bool {
         (&self.rules, self.subdomains) == (&other.rules, other.subdomains)
+    }
+}
+
+/// The rules of an EgressFirewall that decide over addresses whose name nobody knows, by their indices.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Floor(BTreeMap<u32, bool>);
+
+impl Floor {
+    /// That of these rules.
+    pub fn of(rules: &[Rule]) -> Self {
+        let mut floor = Self::default();
+        for (index, rule) in (0..).zip(rules) {
+            floor.add(index, rule);
+        }
+        floor
+    }
+
+    /// Whether the rule decides over such addresses, and denies all of them.
+    fn denies_all(rule: &Rule) -> Option<bool> {
+        match (rule.action, &rule.destination) {
+            (RuleAction::Allow, Destination::Cidr(_) | Destination::Nodes) => Some(false),
+            (RuleAction::Deny, Destination::Cidr(network)) => {
+                let is_all = network.prefix_len() == 0 && rule.ports.is_empty();
+                is_all.then_some(true)
+            }
+            _ => None,
+        }
+    }
+
+    /// Adds a rule. Returns whether it is one of these.
+    pub(crate) fn add(&mut self, index: u32, rule: &Rule) -> bool {
+        let denies = Self::denies_all(rule);
+        self.0.extend(denies.map(|denies| (index, denies)));
+        denies.is_some()
+    }
+
+    /// Removes the rule at an index. Returns whether it was one of these.
+    pub(crate) fn remove(&mut self, index: u32) -> bool {
+        self.0.remove(&index).is_some()
+    }
+
+    /// Whether all addresses are denied behind the rule at this index, before anything but names allows some.
+    pub fn denies_behind(&self, index: u32) -> bool {
+        let mut behind = self.0.range(index.saturating_add(1)..);
+        behind.next().is_some_and(|(_, denies)| *denies)
+    }
+}
+
+impl Rule {
+    /// The name that the rule denies, if it does.
+    pub fn denied_name(&self) -> Option<&DnsName> {
+        match (self.action, &self.destination) {
+            (RuleAction::Deny, Destination::Name(name)) => Some(name),
+            _ => None,
+        }
     }
 }
 

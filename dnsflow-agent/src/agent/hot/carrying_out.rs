@@ -101,6 +101,7 @@ impl Hot {
             Command::MonitorTables(tables) => switch.connection.monitor_tables(tables),
             Command::TrustResolvers(resolvers) => kernel.trust(resolvers),
             Command::FilterNames { name_set, names } => kernel.names.set_names(name_set, &names),
+            Command::HoldAnswers { name_set, held } => kernel.names.set_held(name_set, held),
             Command::ForgetNames { name_set } => kernel.names.remove_name_set(name_set),
             Command::FilterInterface { ifindex, name_set } => {
                 kernel.names.set_name_set(ifindex, name_set)

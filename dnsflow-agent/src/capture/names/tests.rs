@@ -7,6 +7,7 @@ use super::*;
 struct Plain {
     interfaces: BTreeMap<u32, NameSetId>,
     empty: BTreeSet<u32>,
+    unheld: BTreeSet<u32>,
     names: BTreeSet<(NameSetId, NameHash)>,
     room: usize,
     writes: usize,
@@ -19,6 +20,10 @@ impl Tables for Plain {
         match put.empty {
             true => self.empty.insert(ifindex),
             false => self.empty.remove(&ifindex),
+        };
+        match put.unheld {
+            true => self.unheld.insert(ifindex),
+            false => self.unheld.remove(&ifindex),
         };
         Ok(())
     }
@@ -160,4 +165,18 @@ fn a_name_set_says_whether_it_has_names() {
     assert!(!filter.tables.empty.contains(&7));
     filter.set_names(ONE, []);
     assert!(filter.tables.empty.contains(&7));
+}
+
+#[test]
+fn a_name_set_says_whether_answers_are_held() {
+    let mut filter = filter(10);
+    filter.set_name_set(7, Some(ONE));
+    filter.set_names(ONE, &names(&["example.com"]));
+    assert!(filter.tables.unheld.is_empty());
+    filter.set_held(ONE, false);
+    assert!(filter.tables.unheld.contains(&7));
+    filter.set_name_set(8, Some(ONE));
+    assert!(filter.tables.unheld.contains(&8));
+    filter.set_held(ONE, true);
+    assert!(filter.tables.unheld.is_empty());
 }

@@ -17,9 +17,10 @@ use tokio::time::timeout;
 
 use super::PATIENCE;
 use crate::{
-    check::facts::Cluster,
+    check::facts::{Cluster, Firewalls},
     k8s::{
         ClientOptions, DnsService, client,
+        convert::{self, Reading},
         dns_services::{self, SELECTIONS_MAX},
         egress_firewall::Stored,
         permissions::{self, Permission},
@@ -27,15 +28,21 @@ use crate::{
     },
 };
 
+/// At most this many EgressFirewalls are read, and a page more.
+const FIREWALLS_MAX: usize = 5_000;
+/// How many are in a page.
+const PAGE: u32 = 500;
+
 pub(super) async fn ask(
     options: ClientOptions,
     services: &[DnsService],
     cluster_networks: Vec<IpNet>,
-) -> Result<Cluster, String> {
+) -> Result<(Cluster, Firewalls), String> {
     let (client, url) = client::connect(&options).await?;
-    let one = ListParams::default().limit(1);
-    let firewalls = Api::<Stored>::all(client.clone());
-    let firewalls = within(firewalls.list(&one)).await.map(drop);
+    let (firewalls, read) = match firewalls(&client).await {
+        Ok(read) => (Ok(()), read),
+        Err(reason) => (Err(reason), Firewalls::default()),
+    };
     let mut permissions = Vec::new();
     for permission in permissions::required(services) {
         let allowed = may(&client, &permission).await;
@@ -45,14 +52,39 @@ pub(super) async fn ask(
     for service in services.iter().take(SELECTIONS_MAX) {
         dns.push((service.clone(), resolvers(&client, service).await));
     }
-    Ok(Cluster {
+    let cluster = Cluster {
         url,
         permissions,
         firewalls,
         dns,
         service_networks: service_networks(&client).await,
         cluster_networks,
-    })
+    };
+    Ok((cluster, read))
+}
+
+/// The EgressFirewalls that can be used.
+async fn firewalls(client: &Client) -> Result<Firewalls, String> {
+    let api = Api::<Stored>::all(client.clone());
+    let mut firewalls = Firewalls::default();
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let list = within(api.list(&page)).await?;
+        for stored in &list.items {
+            if let Reading::Firewall(id, firewall) = convert::firewall(&stored.object).reading {
+                firewalls.read.insert(id.namespace, firewall);
+            }
+        }
+        let next = list.metadata.continue_.filter(|token| !token.is_empty());
+        let Some(next) = next else {
+            return Ok(firewalls);
+        };
+        if firewalls.read.len() >= FIREWALLS_MAX {
+            firewalls.are_more = true;
+            return Ok(firewalls);
+        }
+        page = page.continue_token(&next);
+    }
 }
 
 /// The networks of Services; `None` if the API server does not know the resource.

@@ -1,12 +1,18 @@
 //! OVN's databases and the first tables of its pipelines, found as the agent finds them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use dnsflow_core::{
     Input,
     io::input::{FlowQuestion, FlowReply},
     ovn::{
-        rows::{Acl, LogicalFlow, Pipeline, RowId, Stage},
+        rows::{
+            Changes, Encapsulation, GatewayPort, LoadBalancer, LogicalFlow, NbUpdate, NodeSet,
+            Pipeline, RowId, Stage,
+        },
         template::AclTemplate,
     },
     policy::{
@@ -23,13 +29,13 @@ use tokio::{
 
 use super::{PATIENCE, no_rows, reach};
 use crate::{
-    check::facts::Southbound,
+    check::facts::{Northbound, Southbound},
     clock::now,
     openflow,
     ovn_db::{OvnCommand, OvnDb, nb, sb},
 };
 
-type Nb = Result<BTreeMap<RowId, Acl>, String>;
+type Nb = Result<Northbound, String>;
 type Sb = Result<Southbound, String>;
 
 /// At most this many inputs of the edge wait.
@@ -52,10 +58,10 @@ pub(super) async fn ask(
     let edge = OvnDb::new(Some(nb.clone()), Some(sb.clone())).beside(cluster_networks);
     let asked = async {
         let nb = match reached.0 {
-            Ok(()) => questions.acls().await,
+            Ok(()) => questions.northbound().await,
             Err(reason) => Err(reason),
         };
-        let none = BTreeMap::new();
+        let none = Northbound::default();
         let sb = match reached.1 {
             Ok(()) => {
                 questions
@@ -81,8 +87,9 @@ struct Questions {
 /// What the edge has told.
 #[derive(Default)]
 struct Seen {
-    acls: Option<BTreeMap<RowId, Acl>>,
+    northbound: Option<Northbound>,
     southbound: bool,
+    tunnels: BTreeSet<IpAddr>,
     flows: BTreeMap<RowId, LogicalFlow>,
     watched: bool,
     sample: Option<Vec<RowId>>,
@@ -93,13 +100,13 @@ struct Seen {
 impl Seen {
     fn add(&mut self, input: Input) {
         match input {
-            Input::Nb(update) => {
-                let acls = self.acls.get_or_insert_default();
-                take(acls, update.reset, update.acls);
-            }
+            // The whole; a change is one that comes beside the check.
+            Input::Nb(update) if update.reset => self.northbound = Some(northbound(update)),
             Input::Sb(update) => {
                 self.southbound = true;
                 take(&mut self.flows, update.reset, update.logical_flows);
+                let tunnels = rows(update.encapsulations);
+                self.tunnels.extend(tunnels.map(|Encapsulation { ip }| ip));
             }
             Input::LargeTables { database, tables } => {
                 self.too_large.remove(database);
@@ -112,6 +119,29 @@ impl Seen {
             _ => {}
         }
     }
+}
+
+fn northbound(update: NbUpdate) -> Northbound {
+    let gateways = rows(update.gateway_ports);
+    let node_sets = rows(update.node_sets);
+    let services = rows(update.load_balancers).filter(LoadBalancer::is_of_api_server);
+    let mut acls = BTreeMap::new();
+    take(&mut acls, true, update.acls);
+    Northbound {
+        acls,
+        gateways: gateways
+            .flat_map(|GatewayPort { addresses }| addresses)
+            .collect(),
+        node_set: node_sets
+            .flat_map(|NodeSet { addresses }| addresses)
+            .collect(),
+        api_servers: services.flat_map(|service| service.backends).collect(),
+    }
+}
+
+/// The rows that are there.
+fn rows<Row>(changes: Changes<Row>) -> impl Iterator<Item = Row> {
+    changes.into_iter().filter_map(|(_, row)| row)
 }
 
 fn take<Row>(rows: &mut BTreeMap<RowId, Row>, reset: bool, changes: Vec<(RowId, Option<Row>)>) {
@@ -152,20 +182,20 @@ impl Questions {
         self.commands.send(command).await.map_err(|_| no_rows())
     }
 
-    async fn acls(&mut self) -> Nb {
-        self.until(&nb::DATABASE, |seen| seen.acls.is_some())
+    async fn northbound(&mut self) -> Nb {
+        self.until(&nb::DATABASE, |seen| seen.northbound.is_some())
             .await?;
-        Ok(self.seen.acls.clone().unwrap_or_default())
+        Ok(self.seen.northbound.take().unwrap_or_default())
     }
 
     async fn southbound(
         &mut self,
-        acls: &BTreeMap<RowId, Acl>,
+        northbound: &Northbound,
         openflow: Option<openflow::Connection>,
     ) -> Sb {
         self.until(&sb::DATABASE, |seen| seen.southbound).await?;
+        let acls = northbound.acls.values();
         let priorities = acls
-            .values()
             .map(|acl| acl.priority.saturating_add(ACL_PRIORITY_OFFSET))
             .collect();
         self.tell(OvnCommand::WatchLogicalFlows { priorities })
@@ -174,6 +204,7 @@ impl Questions {
         let mut southbound = Southbound {
             flows: self.seen.flows.values().cloned().collect(),
             bases: BTreeMap::new(),
+            tunnels: self.seen.tunnels.clone(),
         };
         let Some(mut connection) = openflow else {
             return Ok(southbound);

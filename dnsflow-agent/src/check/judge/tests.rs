@@ -1,7 +1,10 @@
 use super::*;
 use dnsflow_core::{
     ovn::rows::{LogicalFlow, Pipeline},
-    values::resolver::Resolver,
+    values::{
+        firewall::{Destination, Firewall, Rule, RuleAction},
+        resolver::Resolver,
+    },
 };
 
 use crate::{
@@ -64,10 +67,20 @@ fn sound() -> Facts {
         }),
         openflow: Ok(()),
         open_by: Ok(Decision::Marks(MASK)),
-        nb: Ok(BTreeMap::from([(ACL, acl)])),
+        node: Ok(NodeAddresses {
+            all: addresses(&["172.18.0.2", "192.0.2.2"]),
+            ..NodeAddresses::default()
+        }),
+        nb: Ok(Northbound {
+            acls: BTreeMap::from([(ACL, acl)]),
+            gateways: addresses(&["172.18.0.2"]),
+            node_set: BTreeSet::new(),
+            api_servers: addresses(&["172.18.0.9"]),
+        }),
         sb: Ok(Southbound {
             flows: vec![flow],
             bases: BTreeMap::from([(Pipeline::Egress, 45)]),
+            tunnels: addresses(&["172.18.0.2", "172.18.0.3"]),
         }),
         source: Source::Cluster(Ok(Cluster {
             url: "https://api:6443".into(),
@@ -83,7 +96,14 @@ fn sound() -> Facts {
             service_networks: Ok(Some(networks(&["10.96.0.0/16"]))),
             cluster_networks: Vec::new(),
         })),
+        firewalls: Firewalls::default(),
+        subdomains: true,
     }
+}
+
+fn addresses(texts: &[&str]) -> BTreeSet<IpAddr> {
+    let addresses = texts.iter().map(|text| text.parse().expect("an address"));
+    addresses.collect()
 }
 
 fn networks(texts: &[&str]) -> BTreeSet<IpNet> {
@@ -339,7 +359,7 @@ fn templates_are_read_before_the_agent_needs_them() {
     fn southbound(facts: &mut Facts) -> &mut Southbound {
         facts.sb.as_mut().expect("a database")
     }
-    let none = |facts: &mut Facts| facts.nb = Ok(BTreeMap::new());
+    let none = |facts: &mut Facts| facts.nb.as_mut().expect("a database").acls.clear();
     one(none, "acl-template", Warning, &["no ACL for a dnsName"]);
     let early = |facts: &mut Facts| southbound(facts).flows.clear();
     assert_eq!(
@@ -350,7 +370,7 @@ fn templates_are_read_before_the_agent_needs_them() {
     let strange = |facts: &mut Facts| southbound(facts).flows[0].actions = "dance;".into();
     one(strange, "acl-template", Failed, &["dance", "lflow-list"]);
     let partly = |facts: &mut Facts| {
-        let acls = facts.nb.as_mut().expect("a database");
+        let acls = &mut facts.nb.as_mut().expect("a database").acls;
         let acl = acls[&ACL].clone();
         let strange = acl.matches.replace("inport", "outport");
         acls.insert(
@@ -368,7 +388,7 @@ fn templates_are_read_before_the_agent_needs_them() {
         &["an ACL of ns1", "outport"],
     );
     let other = |facts: &mut Facts| {
-        let acls = facts.nb.as_mut().expect("a database");
+        let acls = &mut facts.nb.as_mut().expect("a database").acls;
         acls.get_mut(&ACL).expect("an ACL").matches = "(ip4.dst == 0.0.0.0/0)".into();
     };
     one(other, "acl-template", Warning, &["no ACL for a dnsName"]);
@@ -437,6 +457,69 @@ fn the_networks_of_services_come_from_the_api_server_or_from_an_option() {
         cluster(facts).cluster_networks = networks(&["10.96.0.0/16"]).into_iter().collect();
     });
     assert_eq!(by_option, []);
+    let by_routes = |facts: &mut Facts| {
+        found(Ok(None))(facts);
+        let node = facts.node.as_mut().expect("known");
+        node.service_networks = networks(&["10.96.0.0/16"]);
+    };
+    assert_eq!(
+        sound_text(by_routes, "services"),
+        "DNS answers open no address of 10.96.0.0/16 (ovn-kubernetes' routes on this node)"
+    );
+}
+
+/// The text of the finding about this, which is in order.
+fn sound_text(change: impl FnOnce(&mut Facts), check: &str) -> String {
+    let mut facts = sound();
+    change(&mut facts);
+    let findings = judge(&facts).into_iter();
+    let mut findings = findings.filter(|finding| finding.check == check);
+    let finding = findings.next().expect(check);
+    assert_eq!(finding.status, Status::Ok, "{finding}");
+    finding.text
+}
+
+#[test]
+fn nodes_and_api_servers_are_named_with_the_place_that_they_were_found_at() {
+    use Status::Warning;
+    fn nb(facts: &mut Facts) -> &mut Northbound {
+        facts.nb.as_mut().expect("a database")
+    }
+    assert_eq!(
+        sound_text(|_| {}, "nodes"),
+        "DNS answers open no address of 172.18.0.2, 172.18.0.3 (OVN's tunnels and gateway routers), nor the 2 of \
+         this node's interfaces"
+    );
+    let set = |facts: &mut Facts| nb(facts).node_set = addresses(&["192.0.2.3"]);
+    let text = sound_text(set, "nodes");
+    assert!(text.contains("192.0.2.3 (") && text.contains("address set of nodes"));
+    let nothing = |facts: &mut Facts| {
+        nb(facts).gateways.clear();
+        facts.sb.as_mut().expect("a database").tunnels.clear();
+    };
+    one(nothing, "nodes", Warning, &["may open", "--deny-answers"]);
+    let mute = |facts: &mut Facts| facts.node = Err("EPERM".into());
+    one(mute, "nodes", Warning, &["172.18.0.3", "EPERM"]);
+    assert_eq!(
+        sound_text(|_| {}, "api-server"),
+        "DNS answers open no address of 172.18.0.9 (OVN's load balancers of the Service default/kubernetes)"
+    );
+    let nowhere = |facts: &mut Facts| nb(facts).api_servers.clear();
+    let words = ["https://api:6443", "--deny-answers"];
+    one(nowhere, "api-server", Warning, &words);
+}
+
+#[test]
+fn the_cache_of_the_node_is_named_beside_the_dns_of_the_cluster() {
+    assert_eq!(sound_text(|_| {}, "dns"), "pods ask 10.96.0.10:53");
+    let cache = |facts: &mut Facts| {
+        let cache = "169.254.20.10:53".parse().expect("a server");
+        facts.node.as_mut().expect("known").dns_cache = [cache].into();
+    };
+    assert_eq!(
+        sound_text(cache, "dns"),
+        "pods ask 10.96.0.10:53, and the cache of this node at 169.254.20.10:53 (interface nodelocaldns)"
+    );
 }
 
 #[test]
@@ -476,6 +559,74 @@ fn a_cluster_without_dns_or_firewalls_is_no_place_to_work() {
         Failed,
         &["no kubeconfig", "--kubeconfig"],
     );
+}
+
+/// The rules of ns1: an action, and a name or a network, for each.
+fn with_rules(rules: &[(RuleAction, &str)]) -> impl FnOnce(&mut Facts) {
+    let rule = |(action, to): &(RuleAction, &str)| Rule {
+        action: *action,
+        destination: match to.parse() {
+            Ok(network) => Destination::Cidr(network),
+            Err(_) => Destination::Name(to.parse().expect("a name")),
+        },
+        ports: Vec::new(),
+    };
+    let firewall = Firewall {
+        rules: rules.iter().map(rule).collect(),
+        ..Firewall::default()
+    };
+    |facts| {
+        facts.firewalls.read.insert("ns1".into(), firewall);
+    }
+}
+
+#[test]
+fn rules_that_stand_for_more_names_than_before_are_listed() {
+    use RuleAction::{Allow, Deny};
+    let few = [
+        (Allow, "example.com"),
+        (Allow, "*.example.net"),
+        (Deny, "0.0.0.0/0"),
+    ];
+    assert_eq!(
+        sound_text(with_rules(&few), "subdomains"),
+        "1 rules by dnsName also stand for all sub-domains, and with ovn-kubernetes alone for the exact name: ns1 rule \
+         0 (example.com)"
+    );
+    let many = vec![(Allow, "example.com"); RULES_MAX + 2];
+    let text = sound_text(with_rules(&many), "subdomains");
+    assert!(
+        text.ends_with("ns1 rule 19 (example.com) and 2 more"),
+        "{text}"
+    );
+    let cut = |facts: &mut Facts| {
+        with_rules(&few)(facts);
+        facts.firewalls.are_more = true;
+    };
+    assert!(sound_text(cut, "subdomains").contains("of the first 1 EgressFirewalls"));
+    let none = |change: &dyn Fn(&mut Facts)| {
+        let mut facts = sound();
+        with_rules(&few)(&mut facts);
+        change(&mut facts);
+        let findings = judge(&facts).into_iter();
+        findings.filter(|one| one.check == "subdomains").count() == 0
+    };
+    assert!(none(&|facts| facts.subdomains = false));
+    let annotate = |facts: &mut Facts| {
+        let firewall = facts.firewalls.read.get_mut("ns1").expect("there");
+        firewall.subdomains = Some(false);
+    };
+    assert!(none(&annotate));
+}
+
+#[test]
+fn a_deny_by_name_without_a_deny_of_all_addresses_behind_is_told() {
+    use RuleAction::{Allow, Deny};
+    let alone = with_rules(&[(Deny, "bad.example"), (Allow, "example.com")]);
+    let words = ["ns1 rule 0 (bad.example)", "without an agent", "0.0.0.0/0"];
+    one(alone, "deny-by-name", Status::Warning, &words);
+    let backed = with_rules(&[(Deny, "bad.example"), (Deny, "0.0.0.0/0")]);
+    assert_eq!(changed(backed), []);
 }
 
 #[test]

@@ -179,6 +179,44 @@ fn services_and_gateways_that_ovn_kubernetes_writes() {
 }
 
 #[test]
+fn the_address_sets_of_nodes_are_read_and_not_those_of_a_namespace_of_that_name() {
+    let is_wanted = |table: &str, row: &Value| {
+        table == "Address_Set" && row["external_ids"]["k8s.ovn.org/name"] == "node-ips"
+    };
+    let counters = Arc::<OvsdbCounters>::default();
+    let sets = |replica: &Replica| {
+        let mut converter = Converter::new(DATABASE.name, counters.clone());
+        let sets = whole(replica, &mut converter).node_sets.into_iter();
+        let addresses = sets.filter_map(|(_, set)| Some(set?.addresses));
+        addresses.flatten().collect::<BTreeSet<_>>()
+    };
+    let address = |text: &str| text.parse::<IpAddr>().unwrap();
+    for (text, wanted) in [
+        (V4_NB, &["172.18.0.2"][..]),
+        (DUAL_RESOLVER_NB, &["172.18.0.2", "fd00:172:18::2"]),
+    ] {
+        let replica = fixtures::replica(&DATABASE, text, is_wanted);
+        let wanted = wanted.iter().map(|text| address(text)).collect();
+        assert_eq!(sets(&replica), wanted);
+    }
+    let id = |number: u8| RowId::new(u128::from(number)).to_string();
+    let row = |owner: &str, addresses: Value| {
+        let ids = json!(["map", [["k8s.ovn.org/owner-type", owner]]]);
+        json!({"initial": {"addresses": ["set", addresses], "external_ids": ids}})
+    };
+    let mut replica = Replica::new(&DATABASE);
+    let rows = json!({"Address_Set": {
+        id(1): row("EgressIP", json!(["192.0.2.1", "2001:db8::1"])),
+        id(2): row("Namespace", json!(["10.244.0.5"])),
+        id(3): row("ClusterNodeIPs", json!(["node1"])),
+    }});
+    replica.apply_value(rows).unwrap();
+    let wanted = ["192.0.2.1", "2001:db8::1"].map(address).into();
+    assert_eq!(sets(&replica), wanted);
+    assert_eq!(counters.rows_skipped.load(Relaxed), 1);
+}
+
+#[test]
 fn addresses_of_load_balancers_come_with_ports_and_without() {
     let id = |number: u8| RowId::new(u128::from(number)).to_string();
     let row = |name: &str, vips: Value| {

@@ -44,6 +44,9 @@ use crate::{
     },
 };
 
+/// At most this many DNS servers are named in a hint.
+const DNS_SERVERS_MAX: usize = 4;
+
 /// The target of the question.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Target {
@@ -1344,6 +1347,32 @@ impl View<'_> {
         Untold::new(Reason::NotResolved, text)
     }
 
+    /// Whether the EgressFirewall keeps a pod on a user-defined network from the cluster's DNS. ovn-kubernetes leaves the
+    /// subnets of that network alone out of a rule by CIDR, and the DNS pods are on the default network.
+    fn denied_dns(&self, port: &Port, firewall: &Firewall) -> Option<String> {
+        let network = port.row.network.as_ref()?;
+        let trusted = self.answers.trusted().into_iter().flatten();
+        let servers = trusted.flat_map(|server| self.policy.backends_behind(server.address));
+        let servers: BTreeSet<IpAddr> = servers.collect();
+        let decides = |(index, rule): (u32, &Rule)| match &rule.destination {
+            // Whether the ports of a Deny are those of the DNS pods is not known.
+            _ if rule.action == RuleAction::Deny && !rule.ports.is_empty() => None,
+            Destination::Cidr(network) if servers.iter().any(|one| network.contains(one)) => {
+                Some((index, rule.action))
+            }
+            _ => None,
+        };
+        let (index, action) = (0..).zip(firewall.rules.iter()).find_map(decides)?;
+        (action == RuleAction::Deny).then(|| {
+            let servers = servers.iter().take(DNS_SERVERS_MAX).map(IpAddr::to_string);
+            format!(
+                "on the user-defined network {network}, rule {index} also denies the cluster's DNS: allow its pods before \
+                 it by `cidrSelector` ({})",
+                servers.collect::<Vec<_>>().join(", ")
+            )
+        })
+    }
+
     /// Other possible causes of a connection that does not pass.
     fn hints(
         &self,
@@ -1361,13 +1390,21 @@ impl View<'_> {
         if let Some((firewall, name)) = firewall.zip(name) {
             hints.extend(near_misses(firewall, self.policy.subdomains(), name));
         }
+        let has_answer = |address: &ExplainedAddress| {
+            !matches!(address.reason, Reason::NotResolved | Reason::NotAnswered)
+        };
+        if let Some(firewall) = firewall
+            && !addresses.iter().any(has_answer)
+        {
+            hints.extend(self.denied_dns(port, firewall));
+        }
         let mut reasons = addresses.iter().map(|address| address.reason);
         let is_untold = |reason| matches!(reason, Reason::NotResolved | Reason::ToldToOtherPod);
         if reasons.any(is_untold) && untrusted.is_none() {
             let trusted = self.answers.trusted().into_iter().flatten();
             let trusted: Vec<String> = trusted.map(ToString::to_string).collect();
             hints.push(format!(
-                "only answers of {} count; a node-local cache (169.254.20.10) needs --resolver",
+                "only answers of {} count; a DNS cache on the node needs --resolver, unless its interface is nodelocaldns",
                 trusted.join(", ")
             ));
             hints.push(

@@ -178,6 +178,61 @@ fn the_pod_has_not_asked() {
     assert!(hints[0].contains("10.96.0.10:53"), "{hints:?}");
 }
 
+/// ovn-kubernetes leaves the subnets of that network alone out of the rule.
+#[test]
+fn a_deny_of_all_addresses_closes_the_dns_of_a_user_defined_network() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    let udn = Some("tenant.network".to_owned());
+    node.give(Input::Nb(NbUpdate {
+        switches: vec![(
+            RowId::new(0x15),
+            Some(LogicalSwitch {
+                network: udn.clone(),
+                is_primary: true,
+                networks: Vec::new(),
+            }),
+        )],
+        load_balancers: vec![(
+            RowId::new(0x1b),
+            Some(LoadBalancer {
+                service: "kube-system/kube-dns".into(),
+                network: None,
+                addresses: [[10, 96, 0, 10].into()].into(),
+                backends: [[10, 244, 3, 4].into()].into(),
+            }),
+        )],
+        ..NbUpdate::default()
+    }));
+    let row = RowId::new(0x107);
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: false,
+        interfaces: vec![(
+            row,
+            Some(Interface {
+                network: udn,
+                ..interface("ns1_udn", 7, "uid-udn")
+            }),
+        )],
+    }));
+    node.add_logical_port("udn", 7, row);
+    let hint = "on the user-defined network tenant.network, rule 1 also denies the cluster's DNS: allow its pods before \
+                it by `cidrSelector` (10.244.3.4)";
+    let has_hint = |node: &Node, pod| {
+        let hints = explain(node, pod, "example.com:443").hints;
+        hints.iter().any(|one| one == hint)
+    };
+    assert!(has_hint(&node, "udn"));
+    assert!(!has_hint(&node, "p1"), "on the default network");
+    let allowed = [
+        cidr(RuleAction::Allow, "10.244.0.0/16"),
+        allow("example.com"),
+        deny_all(),
+    ];
+    node.set_firewall(&allowed);
+    node.set_ovn(&allowed);
+    assert!(!has_hint(&node, "udn"));
+}
+
 /// A query of a pod, which no answer has followed.
 fn pending(node: &Node, pod: &str, name: &str, kind: u16) -> PendingQuery {
     let name = DomainName::from_presentation(name).expect("a name");

@@ -337,3 +337,32 @@ fn what_answers_open_together_is_written_together() {
     assert_eq!(batches.len(), 1);
     assert_eq!(node.destinations().len(), 2);
 }
+
+/// The EgressFirewall switches holding off. An answer that the kernel has taken off the wire before is not held either,
+/// and its addresses are opened all the same.
+#[test]
+fn nothing_is_held_where_the_annotation_says_so() {
+    let mut node = Node::with(&rules());
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    let annotate = |node: &mut Node, hold_off| {
+        let firewall = Firewall {
+            hold_off,
+            ..firewall(&rules())
+        };
+        node.give(firewalls(false, Some(firewall)));
+    };
+    assert!(node.kernel.holds(ifindex));
+    annotate(&mut node, true);
+    assert!(!node.kernel.holds(ifindex));
+    node.switch_answers = false;
+    let bytes = node.held_answer("example.com", &[ADDRESS]);
+    assert_eq!(node.released(), [bytes]);
+    let [batch] = node.batches_open()[..] else {
+        panic!("one batch");
+    };
+    node.reply(batch, Ok(()));
+    annotate(&mut node, false);
+    assert!(node.kernel.holds(ifindex));
+    node.held_answer("example.com", &[OTHER]);
+    assert_eq!(node.released(), []);
+}

@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use super::{restart::southbound, *};
 use crate::{
     io::input::LargeTable,
-    ovn::rows::{Encapsulation, GatewayPort, Interface, LoadBalancer},
+    ovn::rows::{Encapsulation, GatewayPort, Interface, LoadBalancer, NodeSet},
     policy::refused::Refusals,
     testing::answer_frame_of_ipv6,
     values::resolver::Resolver,
@@ -72,6 +72,60 @@ fn addresses_of_nodes_and_services_are_not_opened() {
     );
     assert_eq!(node.destinations(), ["10.96.0.2".to_owned()].into());
     assert_eq!(refusals_of(&node), [("service", 1), ("node", 2)]);
+}
+
+/// A load balancer of the Service `kubernetes` that leads to these addresses.
+fn leads_to(network: Option<&str>, addresses: &[[u8; 4]]) -> LoadBalancer {
+    LoadBalancer {
+        service: "default/kubernetes".into(),
+        network: network.map(str::to_owned),
+        addresses: [IpAddr::from([10, 96, 0, 1])].into(),
+        backends: addresses.iter().copied().map(IpAddr::from).collect(),
+    }
+}
+
+#[test]
+fn the_api_server_is_known_by_its_service() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let mut leads = |network, addresses: &[[u8; 4]]| {
+        let row = leads_to(network, addresses);
+        node.give(Input::Nb(NbUpdate {
+            load_balancers: vec![(RowId::new(0x1b), Some(row))],
+            ..NbUpdate::default()
+        }));
+        node.answer("p1", "example.com", &[ADDRESS, OTHER], 600);
+        node.destinations()
+    };
+    let both = BTreeSet::from(["203.0.113.1".to_owned(), "203.0.113.2".to_owned()]);
+    assert_eq!(leads(None, &[]), both);
+    assert_eq!(leads(None, &[OTHER]), ["203.0.113.1".to_owned()].into());
+    // The API server moves.
+    assert_eq!(leads(None, &[ADDRESS]), ["203.0.113.2".to_owned()].into());
+    // A tenant chooses what belongs to a user-defined network.
+    assert_eq!(leads(Some("udn1"), &[ADDRESS]), both);
+    let refused = refusals_of(&node);
+    assert!(matches!(refused[..], [("api_server", _)]), "{refused:?}");
+}
+
+#[test]
+fn all_addresses_of_nodes_are_refused_by_the_set_of_ovn_kubernetes_or_by_the_interfaces_here() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS, OTHER], 600);
+    let mut set = |address: [u8; 4]| {
+        let addresses = [address.into()].into();
+        node.give(Input::Nb(NbUpdate {
+            node_sets: vec![(RowId::new(0xa5), Some(NodeSet { addresses }))],
+            ..NbUpdate::default()
+        }));
+        node.destinations()
+    };
+    assert_eq!(set(ADDRESS), ["203.0.113.2".to_owned()].into());
+    assert_eq!(set(OTHER), ["203.0.113.1".to_owned()].into());
+    node.give(Input::NodeAddresses([ADDRESS.into()].into()));
+    assert_eq!(node.destinations(), BTreeSet::new());
+    node.give(Input::NodeAddresses(BTreeSet::new()));
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    assert_eq!(refusals_of(&node), [("node", 3)]);
 }
 
 #[test]

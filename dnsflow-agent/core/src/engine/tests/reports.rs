@@ -113,10 +113,8 @@ fn nothing_is_waited_for_in_a_namespace_without_a_pod_here() {
         ..deny_all()
     };
     let firewall = Firewall {
-        dry_run: false,
         rules: [allow("example.com"), invalid].into(),
-        subdomains: None,
-        refusal: None,
+        ..Firewall::default()
     };
     node.give(Input::Firewalls(FirewallUpdate {
         reset: false,

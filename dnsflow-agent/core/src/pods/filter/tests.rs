@@ -19,7 +19,12 @@ fn update(
     };
     let wanted = interfaces.iter().copied().collect();
     filter.outdate();
-    filter.update(&wanted, names_in, &mut out);
+    filter.update(
+        &wanted,
+        names_in,
+        |namespace| namespace != "unheld",
+        &mut out,
+    );
     assert!(!filter.is_outdated());
     out.commands
 }
@@ -52,6 +57,29 @@ fn names_come_before_the_interface_and_go_after_it() {
             Command::ForgetNames { name_set },
         ]
     );
+}
+
+#[test]
+fn holding_is_switched_off_once_before_the_interface_comes() {
+    let mut filter = Filter::default();
+    let name_set = NameSetId(1);
+    let of = [("unheld", &["a.test"][..])];
+    let commands = update(&mut filter, &[(7, "unheld")], &of);
+    let off = Command::HoldAnswers {
+        name_set,
+        held: false,
+    };
+    assert_eq!(commands[1], off, "{commands:?}");
+    assert_eq!(update(&mut filter, &[(7, "unheld")], &of), []);
+    filter.outdate();
+    let mut out = Output::default();
+    let known = |_: &str, _| None;
+    filter.update(&[(7, "unheld")].into(), known, |_| true, &mut out);
+    let on = Command::HoldAnswers {
+        name_set,
+        held: true,
+    };
+    assert_eq!(out.commands, [on]);
 }
 
 /// The kernel knows a change at this time.

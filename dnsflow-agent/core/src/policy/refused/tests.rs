@@ -5,8 +5,8 @@ use crate::{
     Timestamp,
     ovn::{
         rows::{
-            Acl, Changes, Encapsulation, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate, RowId,
-            SbUpdate,
+            Acl, Changes, Encapsulation, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate,
+            NodeSet, RowId, SbUpdate,
         },
         view::OvnView,
     },
@@ -538,7 +538,7 @@ fn a_resolver_that_others_may_answer_for_is_said_once() {
     let both = Owners {
         services: [Concerned::Everybody].into(),
         shared: services(&["kube-system/dns", "evil/dns"]),
-        is_node: false,
+        ..Owners::default()
     };
     let pods = [(Concerned::Network("udn3".into()), pods)].into();
     refused.learn(changes(pods, [("10.96.0.11", both)]), &mut out);
@@ -600,6 +600,7 @@ struct Rows {
     acls: BTreeMap<u128, Acl>,
     switches: BTreeMap<u128, LogicalSwitch>,
     gateway_ports: BTreeMap<u128, GatewayPort>,
+    node_sets: BTreeMap<u128, NodeSet>,
     load_balancers: BTreeMap<u128, LoadBalancer>,
     encapsulations: BTreeMap<u128, Encapsulation>,
 }
@@ -609,6 +610,7 @@ enum Change {
     Acl(Option<Acl>),
     Switch(Option<LogicalSwitch>),
     GatewayPort(Option<GatewayPort>),
+    NodeSet(Option<NodeSet>),
     LoadBalancer(Option<LoadBalancer>),
     Encapsulation(Option<Encapsulation>),
 }
@@ -667,12 +669,16 @@ fn change() -> impl Strategy<Value = Change> {
     });
     let balancer = (0..3u8, network(), addresses(), addresses());
     let balancer = balancer.prop_map(|(service, network, addresses, backends)| LoadBalancer {
-        service: format!("ns/{service}"),
+        service: match service {
+            0 => "default/kubernetes".to_owned(),
+            _ => format!("ns/{service}"),
+        },
         network,
         addresses,
         backends: backends.into_iter().collect(),
     });
     let gateway = addresses().prop_map(|addresses| GatewayPort { addresses });
+    let node_set = addresses().prop_map(|addresses| NodeSet { addresses });
     let encapsulation = (0..ADDRESSES.len()).prop_map(|at| Encapsulation {
         ip: address(ADDRESSES[at]),
     });
@@ -680,6 +686,7 @@ fn change() -> impl Strategy<Value = Change> {
         1 => weighted(0.7, acl).prop_map(Change::Acl),
         1 => weighted(0.7, switch).prop_map(Change::Switch),
         2 => weighted(0.7, gateway).prop_map(Change::GatewayPort),
+        1 => weighted(0.7, node_set).prop_map(Change::NodeSet),
         5 => weighted(0.7, balancer).prop_map(Change::LoadBalancer),
         2 => weighted(0.7, encapsulation).prop_map(Change::Encapsulation),
     ]
@@ -704,6 +711,7 @@ impl Rows {
         match change {
             Change::Acl(row) => set(&mut self.acls, id, row),
             Change::Switch(row) => set(&mut self.switches, id, row),
+            Change::NodeSet(row) => set(&mut self.node_sets, id, row),
             Change::GatewayPort(row) => set(&mut self.gateway_ports, id, row),
             Change::LoadBalancer(row) => set(&mut self.load_balancers, id, row),
             Change::Encapsulation(row) => set(&mut self.encapsulations, id, row),
@@ -723,6 +731,7 @@ impl Rows {
             switches: all(&self.switches),
             gateway_ports: all(&self.gateway_ports),
             load_balancers: all(&self.load_balancers),
+            node_sets: all(&self.node_sets),
         });
         view.apply_sb(SbUpdate {
             reset: true,
@@ -770,14 +779,25 @@ impl Rows {
         }
         shared.retain(|_, services| services.len() > 1);
         let gateways = self.gateway_ports.values().flat_map(|port| &port.addresses);
+        let node_sets = self.node_sets.values().flat_map(|set| &set.addresses);
         let encapsulations = self.encapsulations.values().map(|row| &row.ip);
+        let balancers = self.load_balancers.values();
+        let api_servers = balancers
+            .filter(|row| row.service == "default/kubernetes" && row.network.is_none())
+            .flat_map(|row| &row.backends);
         let learned = Learned {
             pods: pods
                 .map(|(whose, nets)| (whose, Networks::new(nets)))
                 .collect(),
             service_networks: Networks::default(),
             services,
-            nodes: gateways.chain(encapsulations).copied().collect(),
+            nodes: gateways
+                .chain(node_sets)
+                .chain(encapsulations)
+                .copied()
+                .collect(),
+            own: BTreeSet::new(),
+            api_servers: api_servers.copied().collect(),
             dns: BTreeSet::new(),
         };
         (learned, shared)
@@ -828,6 +848,7 @@ proptest! {
                     match change {
                         Change::Acl(row) => nb.acls.push((id, row)),
                         Change::Switch(row) => nb.switches.push((id, row)),
+                        Change::NodeSet(row) => nb.node_sets.push((id, row)),
                         Change::GatewayPort(row) => nb.gateway_ports.push((id, row)),
                         Change::LoadBalancer(row) => nb.load_balancers.push((id, row)),
                         Change::Encapsulation(row) => sb.encapsulations.push((id, row)),

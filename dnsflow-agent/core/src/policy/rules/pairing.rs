@@ -24,7 +24,7 @@ use crate::{
         view::AclRow,
     },
     values::{
-        firewall::{Destination, Firewall, Rule, RuleAction},
+        firewall::{Destination, Firewall, Floor, Rule, RuleAction},
         name::{DnsName, DomainName},
     },
 };
@@ -292,6 +292,7 @@ pub(crate) struct Pairing {
     subdomains: bool,
     /// The EgressFirewall that the rules are of.
     firewall: Firewall,
+    floor: Floor,
     is_dry_run: bool,
     rows: BTreeMap<RowId, Row>,
     rows_by_index: BTreeMap<u32, SmallVec<[RowId; 1]>>,
@@ -473,15 +474,23 @@ impl Pairing {
             self.work += differing.len();
         }
         // From behind: one name may have thousands of rules, whose indices are a list in order.
+        let mut has_other_floor = false;
         for index in differing.iter().rev() {
             if let Some(rule) = rule_at(&old.rules, *index) {
                 self.unlist_rule(*index, rule);
+                has_other_floor |= self.floor.remove(*index);
             }
         }
         for index in &differing {
             if let Some(rule) = rule_at(&firewall.rules, *index) {
                 self.list_rule(*index, rule);
+                has_other_floor |= self.floor.add(*index, rule);
             }
+        }
+        if has_other_floor {
+            let denials = (0..).zip(firewall.rules.iter());
+            let denials = denials.filter(|(_, rule)| rule.denied_name().is_some());
+            self.touched.indices.extend(denials.map(|(index, _)| index));
         }
         self.touched.indices.extend(differing);
         // Which ACLs lie beyond the rules.
@@ -776,7 +785,7 @@ impl Pairing {
             (Destination::Name(name), None) => {
                 let of_name = self.names.get(name.name());
                 match of_name.map_or(State::NoAcl, |of_name| of_name.state(name)) {
-                    State::Served => problem_of_resource(rule),
+                    State::Served => problem_of_resource(index, rule, &self.floor),
                     State::Waiting => Some(waiting(name, true)),
                     State::NoAcl => Some(waiting(name, false)),
                 }
@@ -786,7 +795,12 @@ impl Pairing {
     }
 
     /// The problem of a rule at an index where the EgressFirewall that OVN enforces has another rule.
-    pub(crate) fn problem_of_other(&self, rule: &Rule) -> Option<Problem> {
+    pub(crate) fn problem_of_other(
+        &self,
+        index: u32,
+        rule: &Rule,
+        floor: &Floor,
+    ) -> Option<Problem> {
         let name = match &rule.destination {
             Destination::Invalid(reason) => return Some(Problem::Invalid(reason.clone())),
             Destination::Cidr(_) | Destination::Nodes => return None,
@@ -800,7 +814,7 @@ impl Pairing {
             flows.any(|flow| flow.template.is_ok() && stands_for(&flow.matches, name))
         };
         if rows.clone().any(is_served) {
-            return problem_of_resource(rule);
+            return problem_of_resource(index, rule, floor);
         }
         let has_acl = rows.clone().any(|row| match &row.matches {
             Ok(AclMatch::Name(matches)) => stands_for(matches, name),

@@ -37,10 +37,8 @@ fn deny_all() -> Rule {
 
 fn firewall(rules: Vec<Rule>) -> Firewall {
     Firewall {
-        dry_run: false,
         rules: rules.into(),
-        subdomains: None,
-        refusal: None,
+        ..Firewall::default()
     }
 }
 
@@ -367,25 +365,57 @@ fn a_rule_that_denies_by_name_comes_with_a_caveat() {
         action: RuleAction::Deny,
         ..allow("bad.test")
     };
-    let firewall = firewall(vec![deny, deny_all()]);
-    let paired = pair_with(&firewall, &[with_flows(acl(0, set_of("bad.test")))]);
+    let alone = firewall(vec![deny.clone()]);
+    let paired = pair_with(&alone, &[with_flows(acl(0, set_of("bad.test")))]);
     assert_eq!(usable(&paired), [(0, "bad.test".into())]);
     let caveat = Problem::DeniesByName(dns("bad.test"));
     assert_eq!(caveat.severity(), Severity::Caveat);
-    assert_eq!(paired.problems, BTreeMap::from([(0, caveat)]));
+    assert_eq!(paired.problems, BTreeMap::from([(0, caveat.clone())]));
     // What keeps the rule from working is said first.
-    let waiting = pair_with(&firewall, &[]);
+    let waiting = pair_with(&alone, &[]);
     assert_eq!(waiting.problems[&0], Problem::NoAcl(dns("bad.test")));
+    // All addresses are denied behind it, before an Allow by CIDR or behind one.
+    let allow_all = Rule {
+        action: RuleAction::Allow,
+        ..deny_all()
+    };
+    for (behind, is_alone) in [
+        (vec![allow("good.test"), deny_all()], false),
+        (vec![deny_all(), allow_all.clone()], false),
+        (vec![allow_all, deny_all()], true),
+    ] {
+        let rules = [vec![deny.clone()], behind].concat();
+        let problems = problems_of_resource(&firewall(rules.clone()));
+        assert_eq!(problems.get(&0) == Some(&caveat), is_alone, "{rules:?}");
+    }
+}
+
+/// The rule that denies by name stays as it is.
+#[test]
+fn the_caveat_of_a_deny_by_name_follows_an_edit_of_the_rules_behind() {
+    let deny = Rule {
+        action: RuleAction::Deny,
+        ..allow("bad.test")
+    };
+    let acls = [with_flows(acl(0, set_of("bad.test")))];
+    let mut pairing = pairing_with(&firewall(vec![deny.clone()]), &acls);
+    let mut has_caveat = |rules: Vec<Rule>| {
+        pairing.set_firewall(&firewall(rules));
+        pairing.settle(&CachedActions::new());
+        pairing.rules().problems.contains_key(&0)
+    };
+    assert!(has_caveat(vec![deny.clone()]));
+    assert!(!has_caveat(vec![deny.clone(), deny_all()]));
+    assert!(has_caveat(vec![deny]));
 }
 
 #[test]
 fn names_match_by_pattern() {
     let check = |rule: &str, subdomains: bool, name: &str, expected: bool| {
         let firewall = Firewall {
-            dry_run: false,
             rules: [allow(rule)].into(),
             subdomains: Some(subdomains),
-            refusal: None,
+            ..Firewall::default()
         };
         let paired = pair_with(&firewall, &[with_flows(acl(0, set_of(rule)))]);
         let name: DomainName = name.parse().expect("a name");
