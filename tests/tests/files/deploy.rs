@@ -514,7 +514,7 @@ fn the_daemon_set_fits_together() -> Result<()> {
         assert_eq!(volumes, mounts, "{name}");
         let paths: BTreeSet<&str> = mounts.values().map(String::as_str).collect();
         let mut expected = BTreeSet::from([
-            "/sys/fs/bpf",
+            "/sys/fs/bpf/dnsflow",
             "/var/lib/dnsflow",
             "/var/run/openvswitch",
             control,
