@@ -17,8 +17,7 @@ use crate::{
 /// Whether to hold this answer. The answer is trusted, and a rule mentions its name or may mention it.
 ///
 /// Nothing is held unless the agent has said lately that it is well, nor in a namespace that has switched holding off.
-/// A frame is not held if the agent
-/// could not put it back unchanged, or if it was held before.
+/// A frame is not held if the agent could not put it back unchanged, or if it was held before.
 #[inline(always)]
 pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
     // SAFETY: the context is the kernel's.

@@ -9,6 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     net::IpAddr,
+    path::PathBuf,
 };
 
 use anyhow::{Context, Result};
@@ -311,17 +312,32 @@ impl Lab {
         self.sync()
     }
 
+    /// As [`Lab::set_firewall`], with a manifest that somebody else has written. `rules` are its rules.
+    pub fn apply(&self, namespace: &str, manifest: &str, rules: &[RuleSpec]) -> Result<()> {
+        self.put_manifest(namespace, manifest)?;
+        self.write_firewall_rows(namespace, rules)?;
+        self.sync()
+    }
+
     /// The manifest of [`Lab::set_firewall`] alone.
     pub fn write_manifest(&self, namespace: &str, rules: &[RuleSpec]) -> Result<()> {
-        let file = self.manifests().join(format!("{namespace}.yaml"));
         if rules.is_empty() {
-            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
-        } else {
-            // Renamed into place: a reader sees the old file or the new one.
-            let new = self.base().join("etc/manifest.new");
-            fs::write(&new, manifest(namespace, rules))?;
-            fs::rename(new, file)?;
+            let file = self.manifest(namespace);
+            return fs::remove_file(&file)
+                .with_context(|| format!("cannot remove {}", file.display()));
         }
+        self.put_manifest(namespace, &manifest(namespace, rules))
+    }
+
+    fn manifest(&self, namespace: &str) -> PathBuf {
+        self.manifests().join(format!("{namespace}.yaml"))
+    }
+
+    /// Renamed into place: a reader sees the old file or the new one.
+    fn put_manifest(&self, namespace: &str, text: &str) -> Result<()> {
+        let new = self.base().join("etc/manifest.new");
+        fs::write(&new, text)?;
+        fs::rename(new, self.manifest(namespace))?;
         Ok(())
     }
 

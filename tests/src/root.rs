@@ -40,10 +40,22 @@ impl Root {
     pub fn ensure(path: &Path, contents: Contents<'_>, say: impl Fn(&str)) -> Result<Self> {
         let Contents { suite, packages } = contents;
         let packages = packages.join(" ");
-        Self::unless_complete(path, suite, &packages, &say, |apt| {
-            let mut install = vec!["--download-only", "install"];
-            install.extend(contents.packages);
-            apt.get(&install)
+        Self::unless_complete(path, suite, None, &packages, &say, |apt| {
+            apt.download(contents.packages)
+        })
+    }
+
+    /// The same for another architecture, by Debian's name. Its files are read: its programs do not run here.
+    pub fn ensure_for(
+        architecture: &str,
+        path: &Path,
+        contents: Contents<'_>,
+        say: impl Fn(&str),
+    ) -> Result<Self> {
+        let Contents { suite, packages } = contents;
+        let wanted = format!("{} for {architecture}", packages.join(" "));
+        Self::unless_complete(path, suite, Some(architecture), &wanted, &say, |apt| {
+            apt.download(packages)
         })
     }
 
@@ -56,7 +68,7 @@ impl Root {
         say: impl Fn(&str),
     ) -> Result<Self> {
         let wanted = format!("what {metapackage} depends on");
-        Self::unless_complete(path, suite, &wanted, &say, |apt| {
+        Self::unless_complete(path, suite, None, &wanted, &say, |apt| {
             // By name and version: apt would take a pattern for every kernel it knows.
             let package = apt.only_dependency(metapackage)?;
             say(&format!("it is {package}"));
@@ -67,6 +79,7 @@ impl Root {
     fn unless_complete(
         path: &Path,
         suite: &str,
+        architecture: Option<&str>,
         packages: &str,
         say: &dyn Fn(&str),
         download: impl FnOnce(&Apt) -> Result<()>,
@@ -87,7 +100,8 @@ impl Root {
             fs::remove_dir_all(path)
                 .with_context(|| format!("cannot remove the old {}", path.display()))?;
         }
-        root.fetch(path, suite, download).with_context(|| {
+        let apt = Apt::new(path, suite, architecture)?;
+        root.fetch(&apt, download).with_context(|| {
             format!(
                 "cannot fetch Debian packages; it takes apt-get, dpkg and Debian's archive keyring, \
                  which other distributions package too; wanted: {packages}"
@@ -107,16 +121,10 @@ impl Root {
         Ok(root)
     }
 
-    fn fetch(
-        &self,
-        base: &Path,
-        suite: &str,
-        download: impl FnOnce(&Apt) -> Result<()>,
-    ) -> Result<()> {
-        let apt = Apt::new(base, suite)?;
+    fn fetch(&self, apt: &Apt, download: impl FnOnce(&Apt) -> Result<()>) -> Result<()> {
         fs::create_dir(&self.path)?;
         apt.get(&["update"])?;
-        download(&apt)?;
+        download(apt)?;
         for entry in fs::read_dir(apt.archives())? {
             let package = entry?.path();
             if package.extension().is_none_or(|ending| ending != "deb") {
@@ -203,12 +211,15 @@ impl Root {
 #[derive(Debug)]
 struct Apt {
     base: PathBuf,
+    /// By Debian's name; `None` for this machine's.
+    architecture: Option<String>,
 }
 
 impl Apt {
-    fn new(base: &Path, suite: &str) -> Result<Self> {
+    fn new(base: &Path, suite: &str, architecture: Option<&str>) -> Result<Self> {
         let apt = Self {
             base: std::path::absolute(base)?,
+            architecture: architecture.map(str::to_owned),
         };
         for dir in ["lists/partial", "etc/preferences.d"] {
             fs::create_dir_all(apt.base.join(dir))?;
@@ -247,9 +258,20 @@ impl Apt {
         ] {
             command.arg("-o").arg(format!("{key}={value}"));
         }
+        if let Some(architecture) = &self.architecture {
+            for key in ["APT::Architecture", "APT::Architectures"] {
+                command.arg("-o").arg(format!("{key}={architecture}"));
+            }
+        }
         // `download` writes to the working directory.
         command.current_dir(self.archives()).stdin(Stdio::null());
         command
+    }
+
+    fn download(&self, packages: &[&str]) -> Result<()> {
+        let mut install = vec!["--download-only", "install"];
+        install.extend(packages);
+        self.get(&install)
     }
 
     fn get(&self, arguments: &[&str]) -> Result<()> {

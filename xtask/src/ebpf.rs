@@ -28,9 +28,11 @@ use crate::{ebpf_sources, paths};
 /// The environment variable that forces a toolchain: `debian` or `nightly`.
 const TOOLCHAIN: &str = "DNSFLOW_BPF_TOOLCHAIN";
 
+/// The release of Debian whose compiler is used.
+pub(crate) const DEBIAN_SUITE: &str = "bookworm";
 /// Debian 12's security archive carries this compiler for Firefox and Chromium, Debian 13's too.
 const DEBIAN: Contents<'_> = Contents {
-    suite: "bookworm",
+    suite: DEBIAN_SUITE,
     packages: &["rustc-web", "libstd-rust-web-dev-bpf", "llvm-22-dev"],
 };
 /// The LLVM that `rustc-web` is built with; bpf-linker reads its bitcode.
@@ -158,23 +160,13 @@ fn nightly() -> Command {
 
 /// This cargo with Debian's compiler and a bpf-linker of its LLVM.
 fn debian(target_dir: &Path, say: &dyn Fn(&str)) -> Result<Command> {
-    let root = Root::ensure(&target_dir.join("roots/bpf-toolchain"), DEBIAN, say)?;
+    let root = debian_root(target_dir, say)?;
     let linker = bpf_linker(&root, target_dir, say)?;
 
     let bin = target_dir.join("bpf/bin");
     fs::create_dir_all(&bin).with_context(|| format!("cannot create {}", bin.display()))?;
     let rustc = bin.join("rustc");
-    // Under the unpacked root's own loader and libraries, as on the Debian it comes from.
-    script(
-        &rustc,
-        &format!(
-            "exec '{}' --library-path '{}' '{}' --sysroot '{}' \"$@\"",
-            root.loader()?.display(),
-            root.library_path(),
-            root.find("rustc")?.display(),
-            root.path().join("usr").display(),
-        ),
-    )?;
+    debian_rustc(&root, &root.path().join("usr"), &rustc)?;
     // Under this machine's loader and libc, which it was linked with; LLVM from the root.
     script(
         &bin.join("bpf-linker"),
@@ -192,6 +184,26 @@ fn debian(target_dir: &Path, say: &dyn Fn(&str)) -> Result<Command> {
         .env("RUSTC", &rustc)
         .env("PATH", path_with(&bin)?);
     Ok(cargo)
+}
+
+/// The root with Debian's compiler.
+pub(crate) fn debian_root(target_dir: &Path, say: &dyn Fn(&str)) -> Result<Root> {
+    Root::ensure(&target_dir.join("roots/bpf-toolchain"), DEBIAN, say)
+}
+
+/// Writes a script that is the root's rustc with this sysroot. It runs under the root's own loader and libraries, as on
+/// the Debian it comes from.
+pub(crate) fn debian_rustc(root: &Root, sysroot: &Path, script_file: &Path) -> Result<()> {
+    script(
+        script_file,
+        &format!(
+            "exec '{}' --library-path '{}' '{}' --sysroot '{}' \"$@\"",
+            root.loader()?.display(),
+            root.library_path(),
+            root.find("rustc")?.display(),
+            sysroot.display(),
+        ),
+    )
 }
 
 /// The root's directory of LLVM and the libraries that it needs beside libc.

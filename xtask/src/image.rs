@@ -2,6 +2,7 @@
 //! no builder.
 
 mod archive;
+mod compiler;
 mod program;
 mod sbom;
 mod source;
@@ -18,9 +19,9 @@ use dnsflow_tests::support::workspace;
 
 use self::{
     archive::{Name, Program},
-    program::Target,
-    source::Source,
+    compiler::Compiler,
 };
+pub(crate) use self::{program::Target, source::Source};
 use crate::{interrupt, unavailable::Unavailable};
 
 /// What builds images, in the order of preference.
@@ -60,7 +61,14 @@ pub(crate) fn run(command: &ImageCommand) -> Result<()> {
         targets.push(Target::named(None)?);
     }
     match (oci, program) {
-        (Some(file), _) => write_archive(file, tag, &targets),
+        (Some(file), _) => {
+            let archive = write_archive(file, tag, &targets)?;
+            println!("{} {}", file.display(), archive.digest);
+            for part in &archive.parts {
+                println!("{}\n{}", part.debug.display(), part.sbom.display());
+            }
+            Ok(())
+        }
         (None, Some(file)) => {
             ensure!(
                 targets.len() == 1,
@@ -68,7 +76,8 @@ pub(crate) fn run(command: &ImageCommand) -> Result<()> {
                 targets.len()
             );
             let source = Source::of(&workspace()?)?;
-            let built = program::build(&workspace()?, &targets[0], &source)?;
+            let compiler = Compiler::of(&workspace()?, &targets[0])?;
+            let built = program::build(&workspace()?, &targets[0], &compiler, &source)?;
             program::copy(&built.program, file)
         }
         (None, None) => {
@@ -80,17 +89,50 @@ pub(crate) fn run(command: &ImageCommand) -> Result<()> {
 
 /// Writes an archive with the image for this machine.
 pub(crate) fn write_for_here(file: &Path, tag: &str) -> Result<()> {
-    write_archive(file, tag, &[Target::named(None)?])
+    write_archive(file, tag, &[Target::named(None)?])?;
+    Ok(())
+}
+
+/// An archive, and the files of each target beside it.
+#[derive(Clone, Debug)]
+pub(crate) struct Archive {
+    /// The image's digest; of several targets, that of their index.
+    pub(crate) digest: String,
+    /// In the order of the targets.
+    pub(crate) parts: Vec<Part>,
+}
+
+/// The files of a target.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    /// The architecture, as OCI calls it.
+    pub(crate) architecture: &'static str,
+    /// The program in the image.
+    pub(crate) program: Vec<u8>,
+    /// Its line tables and symbols.
+    pub(crate) debug: PathBuf,
+    /// The content of the program.
+    pub(crate) sbom: PathBuf,
+}
+
+/// An error that names the missing part, if no image can be built for this target.
+pub(crate) fn ensure_possible(target: &Target) -> Result<()> {
+    target.ensure_tools()?;
+    Compiler::of(&workspace()?, target)?;
+    Ok(())
 }
 
 /// Writes an archive with an image for each target, and beside it for each target the line tables
 /// and the list of what is in the program.
-fn write_archive(file: &Path, tag: &str, targets: &[Target]) -> Result<()> {
+pub(crate) fn write_archive(file: &Path, tag: &str, targets: &[Target]) -> Result<Archive> {
     let name = Name::parse(tag)?;
     let source = Source::of(&workspace()?)?;
     let mut built = Vec::new();
     for target in targets {
-        built.push((target, program::build(&workspace()?, target, &source)?));
+        target.ensure_tools()?;
+        let compiler = Compiler::of(&workspace()?, target)?;
+        let program = program::build(&workspace()?, target, &compiler, &source)?;
+        built.push((target, compiler, program));
     }
     // What is said of the program must be true of the files that it was compiled from. Nothing is written
     // before: the archive may lie in the checkout.
@@ -99,27 +141,28 @@ fn write_archive(file: &Path, tag: &str, targets: &[Target]) -> Result<()> {
         "the checkout has changed while it was built: build again"
     );
     let mut programs = Vec::new();
-    let mut beside = Vec::new();
-    for (target, built) in built {
+    let mut parts = Vec::new();
+    for (target, compiler, built) in built {
         let bytes = fs::read(&built.program)
             .with_context(|| format!("cannot read {}", built.program.display()))?;
         programs.push(Program {
             architecture: target.architecture,
-            bytes,
+            bytes: bytes.clone(),
         });
         let debug = file.with_extension(format!("{}.debug", target.architecture));
         program::copy(&built.debug, &debug)?;
         let list = file.with_extension(format!("{}.cdx.json", target.architecture));
-        fs::write(&list, sbom::document(&workspace()?, target, &source)?)
-            .with_context(|| format!("cannot write {}", list.display()))?;
-        beside.extend([debug, list]);
+        let document = sbom::document(&workspace()?, target, &compiler, &source)?;
+        fs::write(&list, document).with_context(|| format!("cannot write {}", list.display()))?;
+        parts.push(Part {
+            architecture: target.architecture,
+            program: bytes,
+            debug,
+            sbom: list,
+        });
     }
     let digest = archive::write(file, &name, &source, &programs)?;
-    println!("{} {digest}", file.display());
-    for file in beside {
-        println!("{}", file.display());
-    }
-    Ok(())
+    Ok(Archive { digest, parts })
 }
 
 /// Builds the image with this tag.

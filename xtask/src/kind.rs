@@ -145,7 +145,10 @@ fn make(command: &KindCommand, home: PathBuf) -> Result<()> {
 
 /// Everything between up and down.
 fn tell_in(cluster: &Cluster, home: PathBuf, command: &KindCommand) -> Result<()> {
-    step("ovn-kubernetes' kind environment", || cluster.up())?;
+    step("ovn-kubernetes' kind environment", || {
+        cluster.up()?;
+        cluster.mount_bpf()
+    })?;
     step("the image", || {
         image::build(IMAGE)?;
         cluster.load(&[IMAGE])

@@ -1,8 +1,15 @@
 //! `cargo xtask lab`: a lab to play in. And the end of labs that others have left behind.
 
-use std::{os::unix::process::CommandExt, process::Command};
+mod manifest;
 
-use anyhow::{Result, bail, ensure};
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
 use dnsflow_tests::{
     dns,
@@ -14,6 +21,9 @@ use crate::{
     interrupt,
     prepare::{self, Ovn},
 };
+
+/// The agent's variable for its control socket.
+const CONTROL_SOCKET: &str = "DNSFLOW_CONTROL_SOCKET";
 
 /// A lab to play in.
 #[derive(Debug, Args)]
@@ -33,11 +43,22 @@ enum Action {
         #[arg(long, value_enum, default_value = "bookworm")]
         ovn: Ovn,
     },
+    /// Run the agent on the node, until ^C
+    Agent {
+        /// Further options of the agent's
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
+    /// Give the lab an EgressFirewall: the agent gets the manifest, and OVN the rows that ovn-kubernetes would write
+    Apply {
+        /// The manifest
+        file: PathBuf,
+    },
     /// Run a command in a pod, or on the node: ns1_pod1, ns1_pod2, ns2_pod1, dns, inet, node
     Exec {
         /// Where
         pod: String,
-        /// The command; ovs-vsctl, ovn-nbctl, curl and the like come with the lab
+        /// The command; dnsflow, ovs-vsctl, ovn-nbctl, curl and the like come with the lab
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
@@ -50,6 +71,11 @@ pub(crate) fn run(command: LabCommand) -> Result<()> {
     let LabCommand { name, action } = command;
     match action {
         Action::Up { ovn } => up(&name, ovn),
+        Action::Agent { arguments } => {
+            let mut agent = Lab::attach(&name)?.agent_command(&agent()?)?;
+            Err(agent.args(arguments).exec().into())
+        }
+        Action::Apply { file } => apply(&name, &file),
         Action::Exec { pod, command } => exec(&name, &pod, &command),
         Action::Down => {
             let found = Lab::down(&name)?;
@@ -65,9 +91,6 @@ fn up(name: &str, ovn: Ovn) -> Result<()> {
     prepare::build(&say)?;
     let lab = Lab::up(options(name.to_owned(), root)?)?;
     interrupt::check()?;
-    let agent = support::helper()?.with_file_name("dnsflow");
-    let agent = lab.agent_command(&agent)?;
-    let arguments: Vec<_> = agent.get_args().map(|a| a.to_string_lossy()).collect();
     println!(
         "The lab `{name}` is up, in {base}.
 
@@ -75,16 +98,32 @@ fn up(name: &str, ovn: Ovn) -> Result<()> {
   names    {records}
   try      cargo xtask lab exec ns1_pod1 -- curl http://www.example.com/
            cargo xtask lab exec node -- ovn-nbctl show
-  agent    cargo xtask lab exec node -- {agent} {arguments}
-  rules    EgressFirewall manifests go into {manifests}
+  rules    cargo xtask lab apply FILE                 (an EgressFirewall of ns1 or ns2)
+  agent    cargo xtask lab agent                      (in a terminal of its own)
+  ask      cargo xtask lab exec node -- dnsflow status
   end      cargo xtask lab down",
         base = lab.base().display(),
         records = dns::DEFAULT_RECORDS.join("\n           "),
-        agent = agent.get_program().to_string_lossy(),
-        arguments = arguments.join(" "),
-        manifests = lab.manifests().display(),
     );
     lab.keep();
+    Ok(())
+}
+
+/// The agent's program.
+fn agent() -> Result<PathBuf> {
+    Ok(support::helper()?.with_file_name("dnsflow"))
+}
+
+fn apply(name: &str, file: &Path) -> Result<()> {
+    let text =
+        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let (namespace, rules) =
+        manifest::parse(&text).with_context(|| format!("{}", file.display()))?;
+    Lab::attach(name)?.apply(&namespace, &text, &rules)?;
+    println!(
+        "egressfirewall.k8s.ovn.org/default of {namespace}: {} rules",
+        rules.len()
+    );
     Ok(())
 }
 
@@ -104,7 +143,11 @@ fn exec(name: &str, pod: &str, command: &[String]) -> Result<()> {
     let Some((program, arguments)) = command.split_first() else {
         bail!("no command");
     };
-    let mut command: Command = if pod == "node" {
+    let mut command: Command = if pod == "node" && program == "dnsflow" {
+        let mut command = Command::new(agent()?);
+        command.env(CONTROL_SOCKET, lab.control_socket());
+        command
+    } else if pod == "node" {
         lab.node_command(program)?
     } else {
         let pod = lab.pod(pod);

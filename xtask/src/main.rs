@@ -12,7 +12,9 @@ mod kind;
 mod labs;
 mod paths;
 mod prepare;
+mod release;
 mod soak;
+mod tarball;
 mod test;
 mod unavailable;
 mod vm;
@@ -48,6 +50,8 @@ enum Command {
     Soak(soak::SoakCommand),
     /// Build the agent's image
     Image(image::ImageCommand),
+    /// Make the files of a release
+    Release(release::ReleaseCommand),
     /// Bring up ovn-kubernetes' kind environment, run the main job in it, and take it down
     Kind(kind::KindCommand),
     /// Bring up a cluster of two nodes, run the main job and restart agents in it, and take it down
@@ -104,6 +108,10 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Image(command) => {
             interrupt::install()?;
             image::run(&command)
+        }
+        Command::Release(command) => {
+            interrupt::install()?;
+            release::run(&command)
         }
         Command::Kind(command) => {
             interrupt::install()?;

@@ -31,6 +31,15 @@ impl Ovn {
             Self::Sid => "sid",
         }
     }
+
+    /// The versions of OVN and of Open vSwitch. Those of `sid` are the ones that the project was last tested with.
+    pub(crate) fn versions(self) -> [&'static str; 2] {
+        match self {
+            Self::Bookworm => ["23.03", "3.1"],
+            Self::Trixie => ["25.03", "3.5"],
+            Self::Sid => ["26.03", "4.0"],
+        }
+    }
 }
 
 /// Stops right here without root.

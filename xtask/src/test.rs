@@ -61,6 +61,35 @@ pub(crate) struct TestCommand {
     filters: Vec<String>,
 }
 
+impl TestCommand {
+    /// Whose OVN the lab tests run on.
+    pub(crate) fn generations(&self) -> Vec<Ovn> {
+        let mut ovn: Vec<Ovn> = Vec::new();
+        for generation in self.ovn.iter().flat_map(|which| which.generations()) {
+            if !ovn.contains(generation) {
+                ovn.push(*generation);
+            }
+        }
+        if ovn.is_empty() {
+            ovn.push(match self.vm {
+                Some(_) => Ovn::Bookworm,
+                None => Ovn::Sid,
+            });
+        }
+        ovn
+    }
+
+    /// The kernel of the virtual machine.
+    pub(crate) fn kernel(&self) -> Option<Kernel> {
+        self.vm
+    }
+
+    /// Whether every test runs.
+    pub(crate) fn is_whole(&self) -> bool {
+        !self.short && self.filters.is_empty()
+    }
+}
+
 /// Which OVN to test with.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 enum Which {
@@ -122,19 +151,7 @@ pub(crate) fn run(command: TestCommand) -> Result<()> {
 fn prepare(command: &TestCommand) -> Result<Prepared> {
     let say = |text: &str| eprintln!("{text}");
     let start = Instant::now();
-    let mut ovn: Vec<Ovn> = Vec::new();
-    for generation in command.ovn.iter().flat_map(|which| which.generations()) {
-        if !ovn.contains(generation) {
-            ovn.push(*generation);
-        }
-    }
-    if ovn.is_empty() {
-        ovn.push(if command.vm.is_some() {
-            Ovn::Bookworm
-        } else {
-            Ovn::Sid
-        });
-    }
+    let ovn = command.generations();
     for generation in &ovn {
         prepare::ovn(*generation, &say)?;
     }

@@ -35,6 +35,7 @@ case "$said" in
     ln -s "$0" "$directory/contrib/kind-helm.sh" ;;
 "kind version") echo "kind v$(cat "$FAKES/kind-version" 2>/dev/null || echo 0.30.0) go1.25.0 linux/amd64" ;;
 "kind get clusters") cat "$FAKES/clusters" 2>/dev/null || : ;;
+"kind get nodes"*) printf 'one\ntwo\n' ;;
 "docker inspect"*www) echo 172.18.0.7 ;;
 "docker inspect"*rest) echo 172.18.0.8 ;;
 *"apply --kustomize"*) : >"$FAKES/deployed" ;;
@@ -179,6 +180,7 @@ fn the_whole_story_is_told_and_the_cluster_taken_down() {
     let order = [
         "git clone --depth 1 --branch v1.3.0".to_owned(),
         "kind-helm.sh --num-workers 2 --enable-dnsnameresolver".to_owned(),
+        "docker exec two sh -c mountpoint -q /sys/fs/bpf || mount -t bpf".to_owned(),
         "docker build --file deploy/Containerfile --tag dnsflow:kind".to_owned(),
         format!("kind load docker-image dnsflow:kind curlimages/curl:8.11.1 --name {name}"),
         format!("docker run --detach --rm --name {name}-www --network kind"),

@@ -9,7 +9,7 @@ use std::{
     collections::BTreeSet,
     fs, io,
     num::NonZeroU32,
-    os::unix::fs::DirBuilderExt as _,
+    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -62,7 +62,7 @@ pub enum PinsError {
     /// It is on another file system.
     #[error(
         "{path} is not on a BPF file system: mount one (`mount -t bpf bpf /sys/fs/bpf`), and give the \
-         agent's container the node's /sys/fs/bpf"
+         agent's container the node's {path}"
     )]
     OtherFileSystem {
         /// The directory.
@@ -140,6 +140,7 @@ impl Pins {
                 path: dir.display().to_string(),
             });
         }
+        close_to_others(dir).map_err(failed)?;
         let untaken = files(&links).map_err(failed)?;
         let (left, next) = left(files(dir).map_err(failed)?);
         let pins = Self {
@@ -253,6 +254,15 @@ impl Pins {
     }
 }
 
+/// Takes a directory that is not the agent's own work away from other users: the kubelet makes missing directories with
+/// mode 0755 (`makeDir` in its `pkg/volume/hostpath`).
+fn close_to_others(dir: &Path) -> io::Result<()> {
+    if fs::metadata(dir)?.permissions().mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
+}
+
 /// A map that the programs of the next agent go on with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shared {
@@ -307,7 +317,7 @@ pub(super) fn not_kept(dir: &Path, error: &PinsError) {
         dir = %dir.display(),
         error = error as &dyn std::error::Error,
         "cannot pin to --pin-dir: DNS answers between this agent and the next one open nothing; mount a writable \
-         directory of the node's /sys/fs/bpf"
+         directory of the node's BPF file system"
     );
 }
 

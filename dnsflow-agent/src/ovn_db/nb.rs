@@ -99,8 +99,8 @@ const TABLES: &[Table] = &[
     },
 ];
 
-/// The ACLs of EgressFirewalls, the address sets of nodes, and the load balancers of Services. The external ids of ovn-kubernetes are in its
-/// `go-controller/pkg/libovsdb/ops/db_object_types.go` and `db_object_ids.go`.
+/// The ACLs of EgressFirewalls, the address sets of nodes, and the load balancers of Services. The external ids of
+/// ovn-kubernetes are in its `go-controller/pkg/libovsdb/ops/db_object_types.go` and `db_object_ids.go`.
 pub fn conditions() -> Conditions {
     let ours = Clause::includes_pair("external_ids", OWNER_TYPE, "EgressFirewall");
     let nodes = Clause::includes_pair("external_ids", NAME, NODE_IPS);

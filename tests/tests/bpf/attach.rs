@@ -1,8 +1,9 @@
 //! The program on a real veth, in a network namespace of its own.
 
 use std::{
-    io,
+    fs, io,
     net::Ipv4Addr,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -647,6 +648,25 @@ fn programs_are_taken_over_where_nothing_can_be_kept() {
 #[test]
 fn programs_are_taken_over_where_no_link_can_be_kept() {
     taken_over_read_only("links");
+}
+
+/// As the kubelet makes and mounts the only directory of the BPF file system that a container of the agent has.
+#[test]
+fn a_directory_that_the_kubelet_has_made_is_closed_to_other_users() {
+    with_pins(|dir| {
+        fs::create_dir(dir).expect("created");
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("changed");
+        mount_bind(dir, dir).expect("mounted");
+        let Some(mut program) = load_kept(&Options::default(), Some(dir)) else {
+            return;
+        };
+        program.attached("host");
+        let mode = fs::metadata(dir).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        drop(program);
+        capture::remove_pins(dir).expect("removed");
+        assert_eq!(fs::read_dir(dir).expect("still mounted").count(), 0);
+    });
 }
 
 #[test]

@@ -391,6 +391,26 @@ fn openshift_lets_the_pods_be_privileged() -> Result<()> {
     Ok(())
 }
 
+/// Workload partitioning takes the annotation of a Pod only in a namespace that allows it.
+#[test]
+fn openshift_may_run_the_pods_on_reserved_processors() -> Result<()> {
+    for (name, objects) in variants()? {
+        let template = objects.daemon_sets[0].spec.template.metadata.as_ref();
+        let of_pods = template.and_then(|metadata| metadata.annotations.as_ref());
+        let of_namespace = objects.namespaces[0].metadata.annotations.as_ref();
+        let effect = of_pods.and_then(|all| all.get("target.workload.openshift.io/management"));
+        let allowed = of_namespace.and_then(|all| all.get("workload.openshift.io/allowed"));
+        if name == "overlays/openshift" {
+            let effect: Value = serde_json::from_str(effect.context("an annotation")?)?;
+            assert_eq!(effect["effect"], "PreferredDuringScheduling");
+            assert_eq!(allowed.context("an annotation")?, "management");
+        } else {
+            assert_eq!((effect, allowed), (None, None), "{name}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn the_probes_ask_where_the_agent_listens() -> Result<()> {
     for (name, objects) in variants()? {
@@ -514,7 +534,7 @@ fn the_daemon_set_fits_together() -> Result<()> {
         assert_eq!(volumes, mounts, "{name}");
         let paths: BTreeSet<&str> = mounts.values().map(String::as_str).collect();
         let mut expected = BTreeSet::from([
-            "/sys/fs/bpf",
+            "/sys/fs/bpf/dnsflow",
             "/var/lib/dnsflow",
             "/var/run/openvswitch",
             control,

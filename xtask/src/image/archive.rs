@@ -15,12 +15,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use flate2::{Compression, GzBuilder};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
-use tar::{Builder, EntryType, Header, HeaderMode};
 
 use super::source::Source;
+use crate::tarball::{self, Tarball, sha256};
 
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -88,7 +86,7 @@ pub(super) fn write(
     let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [named]});
 
     let out = File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
-    let mut out = Layout::new(BufWriter::new(out), source);
+    let mut out = Tarball::new(BufWriter::new(out), source.seconds());
     out.directory("blobs")?;
     out.directory("blobs/sha256")?;
     for (digest, bytes) in &blobs.0 {
@@ -213,11 +211,7 @@ impl Blobs {
     fn image(&mut self, source: &Source, program: &Program) -> Result<Image> {
         let files = layer(source, program)?;
         let content = format!("sha256:{}", sha256(&files));
-        let mut compressed = GzBuilder::new()
-            .mtime(0)
-            .write(Vec::new(), Compression::best());
-        compressed.write_all(&files)?;
-        let layer = self.add_typed(LAYER, compressed.finish()?);
+        let layer = self.add_typed(LAYER, tarball::gzip(&files)?);
         let config = self.add_json(
             CONFIG,
             &json!({
@@ -260,63 +254,13 @@ impl Blobs {
 
 /// The image's files: the program and the directories above it.
 fn layer(source: &Source, program: &Program) -> Result<Vec<u8>> {
-    let mut files = Layout::new(Vec::new(), source);
+    let mut files = Tarball::new(Vec::new(), source.seconds());
     for (at, _) in DIRECTORY.match_indices('/') {
         files.directory(&DIRECTORY[..at])?;
     }
     files.directory(DIRECTORY)?;
     files.file(&format!("{DIRECTORY}/{PROGRAM}"), 0o755, &program.bytes)?;
     files.finish()
-}
-
-/// A tar file whose entries differ in name, mode and content only.
-struct Layout<W: Write> {
-    out: Builder<W>,
-    time: u64,
-}
-
-impl<W: Write> Layout<W> {
-    fn new(out: W, source: &Source) -> Self {
-        let mut out = Builder::new(out);
-        out.mode(HeaderMode::Deterministic);
-        Self {
-            out,
-            time: source.seconds(),
-        }
-    }
-
-    fn header(&self, kind: EntryType, mode: u32, size: usize) -> Result<Header> {
-        let mut header = Header::new_ustar();
-        header.set_entry_type(kind);
-        header.set_mode(mode);
-        header.set_uid(0);
-        header.set_gid(0);
-        header.set_mtime(self.time);
-        header.set_size(u64::try_from(size)?);
-        Ok(header)
-    }
-
-    fn directory(&mut self, path: &str) -> Result<()> {
-        let mut header = self.header(EntryType::Directory, 0o755, 0)?;
-        self.out
-            .append_data(&mut header, format!("{path}/"), std::io::empty())?;
-        Ok(())
-    }
-
-    fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> Result<()> {
-        let mut header = self.header(EntryType::Regular, mode, content.len())?;
-        self.out.append_data(&mut header, path, content)?;
-        Ok(())
-    }
-
-    fn finish(self) -> Result<W> {
-        Ok(self.out.into_inner()?)
-    }
-}
-
-/// In hexadecimal.
-fn sha256(bytes: &[u8]) -> String {
-    format!("{:x}", Sha256::digest(bytes))
 }
 
 #[cfg(test)]

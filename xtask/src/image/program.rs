@@ -11,21 +11,21 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use dnsflow_tests::process::run;
 
-use super::source::Source;
-use crate::{ebpf, ebpf_sources, interrupt, paths};
+use super::{compiler::Compiler, source::Source};
+use crate::{ebpf, ebpf_sources, interrupt, paths, unavailable::Unavailable};
 
 /// The target of a program.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct Target {
+pub(crate) struct Target {
     /// As rustc calls it.
-    pub(super) triple: String,
+    pub(crate) triple: String,
     /// As OCI calls it.
-    pub(super) architecture: &'static str,
+    pub(crate) architecture: &'static str,
 }
 
 impl Target {
     /// The target of this name; without a name, that of this machine.
-    pub(super) fn named(name: Option<&str>) -> Result<Self> {
+    pub(crate) fn named(name: Option<&str>) -> Result<Self> {
         let triple = match name {
             Some(name) => name.to_owned(),
             None => host()?,
@@ -39,6 +39,22 @@ impl Target {
             triple,
             architecture,
         })
+    }
+
+    /// An error if the GNU tools for this target are missing.
+    pub(super) fn ensure_tools(&self) -> Result<()> {
+        for name in ["gcc", "objcopy"] {
+            let tool = self.tool(name)?;
+            if run(Command::new(&tool).arg("--version")).is_err() {
+                let missing = format!(
+                    "a program for {} takes {tool} (Debian: gcc-aarch64-linux-gnu and libc6-dev-arm64-cross, or gcc and \
+                     libc6-dev of this machine)",
+                    self.triple
+                );
+                return Err(Unavailable(missing).into());
+            }
+        }
+        Ok(())
     }
 
     /// A program of the GNU tools for this target: the machine's own has no prefix.
@@ -61,7 +77,12 @@ pub(super) struct Built {
 }
 
 /// Compiles the agent for an image.
-pub(super) fn build(workspace: &Path, target: &Target, source: &Source) -> Result<Built> {
+pub(super) fn build(
+    workspace: &Path,
+    target: &Target,
+    compiler: &Compiler,
+    source: &Source,
+) -> Result<Built> {
     ebpf::build(&|text| eprintln!("{text}"))?;
     eprintln!(
         "building the agent for {}; the first time takes many minutes",
@@ -73,6 +94,7 @@ pub(super) fn build(workspace: &Path, target: &Target, source: &Source) -> Resul
         .args(["build", "--locked", "--release"])
         .args(["--package", "dnsflow-agent", "--target", &target.triple])
         .current_dir(workspace)
+        .env("RUSTC", compiler.rustc())
         .env("CARGO_ENCODED_RUSTFLAGS", rustc_flags(&prefixes))
         // For the C and assembler files of crates.
         .env("CFLAGS", c_flags(&prefixes))

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use dnsflow_tests::process::run;
 use serde_json::{Value, json};
 
-use super::{program::Target, source::Source};
+use super::{compiler::Compiler, program::Target, source::Source};
 
 /// The workspaces whose crates are in the program: their directory, their crate, and whether it is
 /// compiled for the image's target (the other one is for the BPF machine).
@@ -24,7 +24,12 @@ const PARTS: &[(&str, &str, bool)] = &[
 ];
 
 /// The document, in JSON.
-pub(super) fn document(workspace: &Path, target: &Target, source: &Source) -> Result<String> {
+pub(super) fn document(
+    workspace: &Path,
+    target: &Target,
+    compiler: &Compiler,
+    source: &Source,
+) -> Result<String> {
     let mut components = BTreeMap::new();
     let mut dependencies = BTreeMap::new();
     let mut linked = BTreeSet::new();
@@ -52,7 +57,7 @@ pub(super) fn document(workspace: &Path, target: &Target, source: &Source) -> Re
             dependencies.insert(purl, on);
         }
     }
-    for (purl, component) in [rust_library()?, c_library(target)] {
+    for (purl, component) in [rust_library(compiler)?, c_library(target)] {
         linked.insert(purl.clone());
         components.insert(purl.clone(), component);
         dependencies.insert(purl, BTreeSet::new());
@@ -199,8 +204,8 @@ fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
     found
 }
 
-fn rust_library() -> Result<(String, Value)> {
-    let version = run(Command::new("rustc").arg("-vV"))?;
+fn rust_library(compiler: &Compiler) -> Result<(String, Value)> {
+    let version = run(Command::new(compiler.rustc()).arg("-vV"))?;
     let field = |name: &str| {
         let mut lines = version.lines();
         lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))

@@ -13,18 +13,18 @@ const COMMIT: &str = "DNSFLOW_COMMIT";
 
 /// The sources of an image.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct Source {
+pub(crate) struct Source {
     /// The version of the workspace.
-    pub(super) version: String,
+    pub(crate) version: String,
     /// The commit, with `-modified` behind it where files differ from it; `None` without git.
-    pub(super) commit: Option<String>,
+    pub(crate) commit: Option<String>,
     /// When the commit was made. The only time that an image knows.
-    pub(super) time: Timestamp,
+    pub(crate) time: Timestamp,
 }
 
 impl Source {
     /// The source in this directory.
-    pub(super) fn of(workspace: &Path) -> Result<Self> {
+    pub(crate) fn of(workspace: &Path) -> Result<Self> {
         let commit = match env::var(COMMIT) {
             Ok(commit) if !commit.is_empty() => Some(commit),
             _ => commit(workspace),
@@ -56,7 +56,7 @@ impl Source {
     }
 
     /// Seconds since 1970, for the times of files.
-    pub(super) fn seconds(&self) -> u64 {
+    pub(crate) fn seconds(&self) -> u64 {
         u64::try_from(self.time.as_second()).unwrap_or(0)
     }
 }

@@ -25,6 +25,9 @@ const NETWORK: &str = "kind";
 /// What the web servers run.
 const SERVER_IMAGE: &str = "busybox:1.37";
 
+/// Where the manifests want it.
+const MOUNT_BPF: &str = "mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf";
+
 /// A cluster of this name.
 #[derive(Debug)]
 pub(super) struct Cluster {
@@ -125,6 +128,18 @@ impl Cluster {
         let mut load = Command::new("kind");
         load.args(["load", "docker-image"]).args(images);
         shown(load.args([POD_IMAGE, "--name", &self.name]))
+    }
+
+    /// Mounts a BPF file system on every node where there is none: systemd mounts none in a container (`mount_one` in
+    /// its `src/shared/mount-setup.c`).
+    pub(super) fn mount_bpf(&self) -> Result<()> {
+        let nodes = run(Command::new("kind").args(["get", "nodes", "--name", &self.name]))?;
+        for node in nodes.lines() {
+            let mut mount = Command::new("docker");
+            mount.args(["exec", node, "sh", "-c", MOUNT_BPF]);
+            shown(&mut mount)?;
+        }
+        Ok(())
     }
 
     /// Starts the web servers in the network of the nodes.

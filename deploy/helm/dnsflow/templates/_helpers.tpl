@@ -87,10 +87,12 @@ volumes:
     hostPath:
       path: /var/lib/dnsflow
       type: DirectoryOrCreate
-  # The programs and their ring buffer between two agents. systemd mounts a BPF file system there.
+  # The programs and their ring buffer between two agents, without the pins of other agents. systemd mounts a BPF file
+  # system at /sys/fs/bpf. A reboot empties it, and the kubelet makes the directory again. On a node without that file
+  # system, the Pod stays in ContainerCreating.
   - name: bpf
     hostPath:
-      path: /sys/fs/bpf
+      path: /sys/fs/bpf/dnsflow
       type: DirectoryOrCreate
   # Goes with the Pod, as the agent that answers there does.
   - name: run
@@ -140,7 +142,7 @@ volumeMounts:
   - name: state
     mountPath: /var/lib/dnsflow
   - name: bpf
-    mountPath: /sys/fs/bpf
+    mountPath: /sys/fs/bpf/dnsflow
   # The control socket: `kubectl exec … -- dnsflow status` asks there.
   - name: run
     mountPath: /run/dnsflow
