@@ -205,7 +205,10 @@ fn every_logical_flow_becomes_what_ovn_controller_made_of_it() {
             let is_right = match parsed {
                 AclMatch::Name(_) => of_acl.contains("$a"),
                 AclMatch::Nodes(_) => !of_acl.contains(['$', '/']),
-                AclMatch::Other => of_acl.contains('/'),
+                AclMatch::Network(matches) => {
+                    of_acl.contains(&format!(".dst == {}", matches.network))
+                }
+                AclMatch::Other => false,
             };
             assert!(is_right, "{at}");
             let template =
