@@ -1,8 +1,8 @@
 //! `cargo xtask cluster`: a cluster of ovn-kubernetes on this machine, and dnsflow in it.
 //!
-//! Two nodes run in namespaces, on Open vSwitch's userspace datapath, below a whole control plane; with `--vm`, the first
-//! one runs in a virtual machine, on the datapath of its kernel. The scripts in `tests/cluster` start programs that
-//! `CLUSTER_BIN` has, and build none. Everything goes again, also after a failure and Ctrl-C.
+//! Two nodes run in namespaces, on Open vSwitch's userspace datapath, below a whole control plane; with `--vm`, the
+//! first one runs in a virtual machine, on the datapath of its kernel. The scripts in `tests/cluster` start programs
+//! that `CLUSTER_BIN` has, and build none. Everything goes again, also after a failure and Ctrl-C.
 
 mod nodes;
 mod programs;

@@ -1,8 +1,8 @@
 //! The kernel objects that outlive the agent, so that the next one misses no answer: the links of the programs on the
 //! veths, their ring buffer, the pending queries, and the addresses that are open by a mark.
 //!
-//! All are pinned in a BPF file system. As soon as the next agent knows the node, it puts its own programs into the links,
-//! and then reads the ring buffer. Its programs go on with the two maps. Nothing else is taken over, so few
+//! All are pinned in a BPF file system. The next agent puts its own programs into the links, and reads the ring
+//! buffer as soon as it knows the node. Its programs go on with the two maps. Nothing else is taken over, so few
 //! layouts have to be the same (`docs/decisions/handover.md`).
 
 use std::{

@@ -95,8 +95,8 @@ pub struct Program {
     #[expect(dead_code, reason = "answers are held as long as it is there")]
     holders: Holders,
     openers: Openers,
-    /// Whether the programs of an earlier agent mark packets by the entries that this agent writes. Only then can they go
-    /// on beside it.
+    /// Whether the programs of an earlier agent mark packets by the entries that this agent writes. Only then can they
+    /// go on beside it.
     shares_marks: bool,
     /// What earlier agents have left, and where links are kept for the next one.
     pins: Option<Pins>,
