@@ -76,7 +76,7 @@ fn tracked(workspace: &Path) -> Result<Vec<String>> {
 fn placeholders(files: &[String], read: impl Fn(&str) -> String) -> Vec<String> {
     let with = files.iter().filter_map(|file| {
         let places = read(file).matches(PLACEHOLDER).count();
-        (places > 0).then(|| format!("{file}: {places} placeholders ({PLACEHOLDER})"))
+        (places > 0).then(|| format!("{file}: placeholders ({PLACEHOLDER}): {places}"))
     });
     with.collect()
 }
@@ -227,7 +227,7 @@ mod tests {
         repository.commit();
         let refusals = repository.refusals();
         assert!(
-            refusals[0].contains("SECURITY.md: 1 placeholders"),
+            refusals[0].contains("SECURITY.md: placeholders ("),
             "{refusals:?}"
         );
         assert!(
