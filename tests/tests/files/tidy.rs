@@ -43,9 +43,11 @@ fn lines_with(files: &[PathBuf], words: &[&str]) -> Vec<String> {
 
 /// What the core may be built from. A dependency that opens a socket, reads a clock or brings a
 /// runtime along has no place here.
-const DEPENDENCIES_OF_THE_CORE: [&str; 7] = [
+const DEPENDENCIES_OF_THE_CORE: [&str; 8] = [
     "dnsflow-common",
     "hickory-proto",
+    // Entries in the order in which they came.
+    "indexmap",
     "ipnet",
     // What people ask is given as values that the agent writes as JSON.
     "serde",
