@@ -1,0 +1,535 @@
+//! A hostile reading: room, what the kernel opens, the one judge, networks of Services. Each finding has a control that
+//! passes.
+
+use super::{
+    edits::{WAYS, config, node},
+    limits::many,
+    restart::{read_rules, started},
+    starts::{edit, is_open},
+    *,
+};
+use crate::{
+    ask::view::{Beside, ExplainedAddress, Explanation, Judged, Target, Verdict},
+    values::connection::Attempt,
+};
+
+const TARGET: &str = "203.0.113.1:443";
+
+fn trusting(mut node: Node) -> Node {
+    let resolver = "10.96.0.10:53".parse().expect("a resolver");
+    node.give(Input::Resolvers([resolver].into()));
+    node
+}
+
+fn explain(node: &Node, target: &str) -> Explanation {
+    let target: Target = target.parse().expect("a target");
+    let beside = Beside {
+        sets: Some(BTreeMap::new()),
+        ..Beside::default()
+    };
+    let view = node.engine.view();
+    let explained = view.explain("ns1_p1", &target, &beside, node.now);
+    explained.expect("the pod is there")
+}
+
+fn address(explained: Explanation) -> ExplainedAddress {
+    let [address] = <[_; 1]>::try_from(explained.addresses).expect("one address");
+    address
+}
+
+fn judge(node: &Node, to: [u8; 4], port: u16) -> Judged {
+    let attempt = Attempt {
+        ifindex: ifindex_of(node.pods["ns1_p1"]),
+        protocol: Protocol::Tcp,
+        address: to.into(),
+        port,
+        at: node.now,
+    };
+    node.engine.view().judge_attempt(&attempt, &[], node.now)
+}
+
+fn port(rule: Rule, port: u16) -> Rule {
+    Rule {
+        ports: vec![Transport {
+            protocol: Protocol::Tcp,
+            port: Some(port),
+        }],
+        ..rule
+    }
+}
+
+fn cidr(action: RuleAction, network: &str) -> Rule {
+    Rule {
+        action,
+        destination: Destination::Cidr(network.parse().expect("a network")),
+        ports: vec![],
+    }
+}
+
+// One judge.
+
+/// Two names lead to one address, one batch behind the other. The switch refuses the flow in the first one, or takes it.
+/// Returns the verdicts at many moments until the next comparison.
+fn verdicts_over_the_first_of_two_batches(is_refused: bool) -> BTreeSet<String> {
+    let rules = [
+        port(allow("a.test"), 443),
+        port(allow("b.test"), 80),
+        deny_all(),
+    ];
+    let mut other = Node::with(&rules);
+    other.answer("p1", "a.test", &[ADDRESS], 600);
+    let key = other.of_rules().next().expect("a flow").clone();
+    let mut node = trusting(Node::with(&rules));
+    if is_refused {
+        node.refused.insert(key);
+    }
+    node.answer("p1", "a.test", &[ADDRESS], 600);
+    node.answer("p1", "b.test", &[ADDRESS], 600);
+    let mut verdicts = BTreeSet::new();
+    for _ in 0..9 {
+        assert_eq!(is_open(&node, ADDRESS, 0), !is_refused);
+        verdicts.insert(format!("{:?}", explain(&node, TARGET).verdict));
+        node.pass(Duration::from_millis(500));
+    }
+    verdicts
+}
+
+/// Only the last batch of an address counts as refused.
+#[test]
+fn what_the_switch_refuses_is_not_said_to_be_allowed_because_another_batch_follows() {
+    let verdicts = verdicts_over_the_first_of_two_batches(true);
+    assert!(!verdicts.contains("Allowed"), "{verdicts:?}");
+}
+
+#[test]
+fn control_what_the_switch_takes_is_allowed() {
+    let verdicts = verdicts_over_the_first_of_two_batches(false);
+    assert_eq!(verdicts, ["Allowed".to_owned()].into());
+}
+
+/// An agent starts, while ovn-kubernetes has not taken over an EgressFirewall, and enforces the one before. `was_there`: an
+/// agent that has known that one goes on. Returns the verdict over an address outside the network of the former one, which
+/// OVN lets pass, and whether an attempt there is reported as denied.
+fn verdict_over_what_ovn_has_not_taken_over(was_there: bool) -> (Verdict, bool) {
+    let former = [allow("a.test"), cidr(RuleAction::Deny, "198.51.100.0/24")];
+    let latest = [allow("*.b.test"), deny_all()];
+    let mut node = Node::bare();
+    node.read_sources();
+    if was_there {
+        node.set_firewall(&former);
+    }
+    node.set_ovn(&former);
+    let row = Acl {
+        matches: format!("(ip4.dst == 198.51.100.0/24) && inport == @{GROUP}"),
+        ..acl(1, &former).expect("a rule")
+    };
+    node.give(Input::Nb(NbUpdate {
+        acls: vec![(acl_row(1), Some(row))],
+        ..NbUpdate::default()
+    }));
+    node.set_firewall(&latest);
+    node.pass(Duration::from_secs(60));
+    let node = trusting(node);
+    let is_denied = matches!(judge(&node, ADDRESS, 443), Judged::Denied(..));
+    (address(explain(&node, TARGET)).verdict, is_denied)
+}
+
+/// A rule without a name counts by its place and its action, whatever the network of its ACL.
+#[test]
+fn a_network_that_ovn_has_not_taken_over_is_not_said_to_deny() {
+    let (verdict, is_denied) = verdict_over_what_ovn_has_not_taken_over(false);
+    assert!(
+        !matches!(verdict, Verdict::Blocked | Verdict::NotYet) && !is_denied,
+        "{verdict:?}, reported as denied: {is_denied}"
+    );
+}
+
+#[test]
+fn control_a_network_that_ovn_has_not_taken_over_is_not_said_to_deny() {
+    let (verdict, is_denied) = verdict_over_what_ovn_has_not_taken_over(true);
+    assert!(
+        !matches!(verdict, Verdict::Blocked | Verdict::NotYet) && !is_denied,
+        "{verdict:?}, reported as denied: {is_denied}"
+    );
+}
+
+/// The verdict over an address of the network of Services that no Service has, or over one outside. OVN balances no load
+/// there, and its ACL denies.
+fn verdict_over_an_address_of_the_service_network(network: &str) -> Verdict {
+    let mut node = trusting(Node::with(&[allow("example.com"), deny_all()]));
+    let network = network.parse().expect("a network");
+    node.give(Input::ServiceNetworks([network].into()));
+    address(explain(&node, "10.96.7.7:443")).verdict
+}
+
+#[test]
+fn an_address_of_the_service_network_without_a_service_is_not_said_to_be_allowed() {
+    let verdict = verdict_over_an_address_of_the_service_network("10.96.0.0/16");
+    assert!(verdict != Verdict::Allowed, "{verdict:?}");
+}
+
+#[test]
+fn control_an_address_without_a_service_is_not_said_to_be_allowed() {
+    let verdict = verdict_over_an_address_of_the_service_network("10.97.0.0/16");
+    assert!(verdict != Verdict::Allowed, "{verdict:?}");
+}
+
+/// What a tenant reads of a denied connection to an address. A pod of another namespace was told the address, or was not.
+fn text_of_a_denial(other_was_told: bool) -> String {
+    let mut node = trusting(Node::with(&[allow("example.com"), deny_all()]));
+    let id = FirewallId {
+        namespace: "ns2".into(),
+        name: "default".into(),
+    };
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: false,
+        firewalls: vec![(id, Some(firewall(&[allow("bank.test")])))],
+    }));
+    let row = RowId::new(0x109);
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: false,
+        interfaces: vec![(row, Some(interface("ns2_payroll", 9, "uid-payroll")))],
+    }));
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(
+            row,
+            Some(PortBinding {
+                namespace: Some("ns2".into()),
+                ..port_binding("ns2_payroll", 9)
+            }),
+        )],
+        ..SbUpdate::default()
+    }));
+    if other_was_told {
+        let ifindex = ifindex_of(row);
+        let bytes = node.to_pod(ifindex, answer_frame("bank.test", &[ADDRESS], 600));
+        node.frame(ifindex, &bytes);
+        assert_eq!(node.engine.view().addresses("ns2_payroll").len(), 1);
+    }
+    match judge(&node, ADDRESS, 443) {
+        Judged::Denied(_, denied) => denied.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A tenant that tries an address learns from the Event whether a pod of another namespace uses it.
+#[test]
+fn what_pods_of_other_namespaces_were_told_changes_nothing_that_a_tenant_reads() {
+    assert_eq!(text_of_a_denial(true), text_of_a_denial(false));
+}
+
+#[test]
+fn control_a_tenant_reads_why_its_connection_is_denied() {
+    assert!(text_of_a_denial(false).contains("rule 1"));
+}
+
+/// Two names lead to one address, of which the pod has asked for one. ovn-kubernetes has resolved the other one, which a
+/// rule before allows. Returns the text of the reported denial.
+fn denial_beside_a_name_of_ovn(is_allowed_before: bool) -> Option<String> {
+    let mut rules = vec![deny("told.test"), deny_all()];
+    if is_allowed_before {
+        rules.insert(0, allow("resolved.test"));
+    }
+    let mut node = trusting(Node::with(&rules));
+    node.answer("p1", "told.test", &[ADDRESS], 600);
+    match judge(&node, ADDRESS, 443) {
+        Judged::Denied(_, denied) => Some(denied.to_string()),
+        Judged::Allowed(_) | Judged::NotJudged => None,
+    }
+}
+
+/// The documents promise that the text of a report says so.
+#[test]
+fn a_denial_says_that_ovn_may_have_resolved_a_name_that_is_allowed_before() {
+    let text = denial_beside_a_name_of_ovn(true);
+    assert!(
+        text.as_ref().is_none_or(|text| text.contains("resolved")),
+        "{text:?}"
+    );
+}
+
+#[test]
+fn control_without_a_rule_before_it_is_denied() {
+    assert!(denial_beside_a_name_of_ovn(false).is_some());
+}
+
+// Room.
+
+const NAMES: usize = 1000;
+
+fn set_names(node: &mut Node, names: usize) {
+    node.engine.told.cache.limits_mut().names_per_node_max = names;
+}
+
+/// How many addresses of the pod at this host have so many flows of their own.
+fn whole(node: &Node, host: u8, flows: usize) -> usize {
+    let mut own: BTreeMap<IpAddr, usize> = BTreeMap::new();
+    for key in node.of_rules() {
+        if key.matches.ends.src() == IpAddr::from([10, 244, 0, host])
+            && let Some(dst) = key.matches.ends.dst()
+        {
+            *own.entry(dst).or_default() += 1;
+        }
+    }
+    own.into_values().filter(|own| *own == flows).count()
+}
+
+/// The next agent starts with the snapshot of the one before it.
+fn start(before: &mut Node, way: Option<u32>, pods: &[(u8, &str)], rules: &[Rule]) -> Node {
+    let saved = before.engine.saved(before.now);
+    let refuses_marks = before.refuses_marks;
+    let mut node = started(before, &[], config(way));
+    node.refuses_marks = refuses_marks;
+    node.engine.load_snapshot(saved, node.now);
+    read_rules(&mut node, rules);
+    node.pods = before.pods.clone();
+    let row = |host: u8| RowId::new(0x100 + u128::from(host));
+    let interfaces = pods.iter().map(|(host, pod)| {
+        let interface = interface(&format!("ns1_{pod}"), *host, &format!("uid-{pod}"));
+        (row(*host), Some(interface))
+    });
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: interfaces.collect(),
+    }));
+    set_names(&mut node, NAMES);
+    let bindings = pods.iter().map(|(host, pod)| {
+        let binding = port_binding(&format!("ns1_{pod}"), *host);
+        (row(*host), Some(binding))
+    });
+    node.give(Input::Sb(SbUpdate {
+        reset: true,
+        datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
+        port_bindings: bindings.collect(),
+        port_groups: vec![node.group()],
+        logical_flows: logical_flows(rules),
+        ..SbUpdate::default()
+    }));
+    node
+}
+
+fn rules() -> [Rule; 3] {
+    [
+        many(allow("many.test"), 50),
+        many(allow("few.test"), 2),
+        deny_all(),
+    ]
+}
+
+/// The kernel has no room for marks, and so the addresses of two pods have flows of their own, which fill the node or do
+/// not.
+fn two_pods_without_marks(is_filled: bool) -> Node {
+    let mut node = node(WAYS[1], &rules());
+    node.refuses_marks = true;
+    node.add_pod("p0", 4);
+    set_names(&mut node, NAMES);
+    node.answer("p1", "many.test", &addresses(0, 20), 3600);
+    node.pass(Duration::from_secs(5));
+    if is_filled {
+        node.answer("p0", "many.test", &addresses(1000, 40), 3600);
+        // Each has room for two, however full the node is.
+        node.answer("p0", "few.test", &addresses(2000, 200), 3600);
+    }
+    node.pass(Duration::from_secs(90));
+    assert_eq!(whole(&node, 5, 50), 20);
+    node
+}
+
+/// How many of 20 addresses are open behind a start.
+fn open_behind_a_start(is_filled: bool) -> usize {
+    let mut before = two_pods_without_marks(is_filled);
+    let mut node = start(&mut before, WAYS[1], &[(5, "p1"), (4, "p0")], &rules());
+    node.pass(2 * COMPARE_INTERVAL);
+    whole(&node, 5, 50)
+}
+
+/// The first comparison looks at one address after another. The node is not full until it has looked at most of them, and
+/// the flows of the first addresses go for marks, which the kernel refuses.
+#[test]
+fn a_start_closes_nothing_in_a_full_node_though_many_marks_are_refused() {
+    assert_eq!(open_behind_a_start(true), 20);
+}
+
+#[test]
+fn control_a_start_closes_nothing_though_many_marks_are_refused() {
+    assert_eq!(open_behind_a_start(false), 20);
+}
+
+/// The same behind a gap of the pod's logical port.
+fn open_behind_a_gap(is_filled: bool) -> usize {
+    let mut node = two_pods_without_marks(is_filled);
+    let row = node.remove_logical_port("p1");
+    node.pass(Duration::from_secs(1));
+    node.add_logical_port("p1", 5, row);
+    node.pass(Duration::from_secs(25));
+    whole(&node, 5, 50)
+}
+
+/// The traffic of withdrawn flows keeps their room, and counts for nothing when the address is offered a mark.
+#[test]
+fn a_logical_port_that_comes_back_has_its_ports_though_marks_are_refused() {
+    assert_eq!(open_behind_a_gap(true), 20);
+}
+
+#[test]
+fn control_a_logical_port_that_comes_back_has_its_ports() {
+    assert_eq!(open_behind_a_gap(false), 20);
+}
+
+/// A pod has all groups that it may have, and further addresses without a mark, which are cut. Another pod may get a
+/// group. Returns how many plans a repeated answer of 50 addresses makes.
+fn plans_of_a_repeated_answer(another_gets_a_group: bool) -> usize {
+    const OF_PORT: u32 = 8;
+    let mut rules: Vec<Rule> = (0..OF_PORT)
+        .map(|at| many(allow(&format!("n{at}.test")), 2))
+        .collect();
+    rules.push(many(allow("many.test"), 200));
+    rules.push(many(allow("other.test"), 5));
+    rules.push(deny_all());
+    let mut node = node(WAYS[1], &rules);
+    node.add_pod("p2", 6);
+    node.engine.told.cache.limits_mut().addresses_per_port_max = 700;
+    let all = addresses(0, 1 << OF_PORT);
+    for _ in 0..6 {
+        for at in 0..OF_PORT {
+            let told = (1_u32..).zip(&all[1..]);
+            let told = told.filter(|(number, _)| number >> at & 1 == 1);
+            let told: Vec<[u8; 4]> = told.map(|(_, address)| *address).collect();
+            node.answer("p1", &format!("n{at}.test"), &told, 36_000);
+        }
+        node.pass(Duration::from_secs(100));
+    }
+    node.answer("p1", "other.test", &[ADDRESS], 36_000);
+    let fresh = addresses(10_000, 50);
+    for name in ["n0.test", "many.test", "many.test"] {
+        node.answer("p1", name, &fresh, 36_000);
+        node.pass(Duration::from_secs(1));
+    }
+    if another_gets_a_group {
+        node.answer("p2", "other.test", &[OTHER], 3600);
+    }
+    node.engine.told.plans.planner().take_planned();
+    node.answer("p1", "many.test", &fresh, 36_000);
+    node.engine.told.plans.planner().take_planned()
+}
+
+/// The number of changes of all groups decides, although the pod has no more groups.
+#[test]
+fn a_repeated_answer_plans_nothing_because_another_pod_gets_a_group() {
+    assert_eq!(plans_of_a_repeated_answer(true), 0);
+}
+
+#[test]
+fn control_a_repeated_answer_plans_nothing() {
+    assert_eq!(plans_of_a_repeated_answer(false), 0);
+}
+
+/// Pods have more than their shares. Then they are told further addresses with two flows each, or are not. Returns how
+/// many flows an address of a pod has that has no other.
+fn flows_of_the_first_address(others_go_on: bool) -> usize {
+    let mut node = node(None, &rules());
+    set_names(&mut node, NAMES);
+    for (host, pod) in [(6, "p2"), (7, "p3"), (8, "p4")] {
+        node.add_pod(pod, host);
+        node.answer(pod, "many.test", &addresses(0, 12), 3600);
+        node.pass(Duration::from_secs(5));
+    }
+    for (at, pod) in (0..).zip(["p2", "p3", "p4"]) {
+        if others_go_on {
+            for name in ["a", "b"] {
+                let told = addresses(1000 + 100 * at, 100);
+                node.answer(pod, &format!("{name}.few.test"), &told, 3600);
+            }
+        }
+    }
+    node.answer("p1", "many.test", &[ADDRESS], 3600);
+    node.pass(Duration::from_secs(5));
+    whole(&node, 5, 50)
+}
+
+/// The last quarter is for pods with less than their shares, as the documents say. Whoever has more goes on into it.
+#[test]
+fn pods_with_more_than_their_shares_leave_the_last_quarter_to_others() {
+    assert_eq!(flows_of_the_first_address(true), 1);
+}
+
+#[test]
+fn control_pods_with_more_than_their_shares_leave_room_to_others() {
+    assert_eq!(flows_of_the_first_address(false), 1);
+}
+
+// What the kernel opens.
+
+const FRESH: [u8; 4] = [203, 0, 113, 77];
+
+/// An edit swaps two rules, so that the group of one name has the flows of the other from then on. Its rows and an answer
+/// come in one turn of the agent, at the end of which its commands are carried out. The kernel opens an address by the
+/// former class before that turn, or in it, behind the answer. Then the agent has the record. Returns whether the kernel
+/// goes on marking.
+fn is_marked_by_the_former_class(is_in_turn: bool) -> bool {
+    let a = |ports| many(allow("a.test"), ports);
+    let b = |ports| many(allow("b.test"), ports);
+    let before = [a(2), b(1), deny("bad.test"), deny_all()];
+    let edited = [b(2), a(1), deny("bad.test"), deny_all()];
+    let mut node = node(WAYS[1], &before);
+    node.answer("p1", "www.b.test", &[[203, 0, 113, 50]], 3600);
+    node.answer("p1", "www.a.test", &[ADDRESS], 3600);
+    node.answer("p1", "api.a.test", &[OTHER], 3600);
+    // Flows of its own.
+    node.answer("p1", "bad.test", &[FRESH], 3600);
+    assert_eq!(node.kernel.classes.len(), 1);
+    let former = *node.kernel.classes.values().next().expect("a class");
+    node.set_firewall(&edited);
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    let frame_of = |node: &Node, name: &str, address| {
+        node.to_pod(ifindex, answer_frame(name, &[address], 3600))
+    };
+    let answer = frame_of(&node, "api.a.test", OTHER);
+    let record = frame_of(&node, "cdn.a.test", FRESH);
+    let step = Duration::from_micros(50);
+    let before_turn = node.now;
+    node.now = node.now + step;
+    let until = node.now + Duration::from_secs(3660);
+    node.marks
+        .insert((ifindex, FRESH.into()), (former, until, None));
+    for input in [
+        Input::Nb(NbUpdate {
+            acls: acls(&edited),
+            ..NbUpdate::default()
+        }),
+        Input::Sb(SbUpdate {
+            logical_flows: logical_flows(&edited),
+            ..SbUpdate::default()
+        }),
+    ] {
+        node.engine.handle(input, node.now);
+    }
+    node.now = node.now + step;
+    node.engine
+        .handle_frame(frame(ifindex, node.now, &answer), node.now);
+    node.now = node.now + step;
+    let captured_at = if is_in_turn { node.now } else { before_turn };
+    assert!(
+        node.kernel.classes.values().any(|mark| *mark == former),
+        "no command was carried out"
+    );
+    let record = Frame {
+        opened: true,
+        ..frame(ifindex, captured_at, &record)
+    };
+    node.engine.handle_frame(record, node.now);
+    node.obey();
+    assert!(node.kernel.classes.values().all(|mark| *mark != former));
+    node.marks.contains_key(&(ifindex, FRESH.into()))
+}
+
+/// A class counts as told when the agent decides so, and not when the kernel knows.
+#[test]
+fn the_kernels_mark_by_a_former_class_is_removed_though_the_class_is_back_in_the_same_turn() {
+    assert!(!is_marked_by_the_former_class(true));
+}
+
+#[test]
+fn control_the_kernels_mark_by_a_former_class_is_removed() {
+    assert!(!is_marked_by_the_former_class(false));
+}
