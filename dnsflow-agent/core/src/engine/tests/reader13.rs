@@ -2,10 +2,10 @@
 //! passes.
 
 use super::{
-    edits::{WAYS, config, node},
+    edits::{ONE_NUMBER, WAYS, config, node},
     limits::many,
     restart::{read_rules, started},
-    starts::{edit, is_open},
+    starts::is_open,
     *,
 };
 use crate::{
@@ -253,6 +253,51 @@ fn control_without_a_rule_before_it_is_denied() {
     assert!(denial_beside_a_name_of_ovn(false).is_some());
 }
 
+/// How long the judgement of an attempt takes, with so many rules of one name or each with its own.
+fn time_of_a_judgement(rules: u16, have_one_name: bool) -> Duration {
+    let name = |at: u16| match have_one_name || at == 1 {
+        true => "example.com".to_owned(),
+        false => format!("n{at}.test"),
+    };
+    let mut all: Vec<Rule> = (1..=rules).map(|at| port(allow(&name(at)), at)).collect();
+    all.push(deny_all());
+    let mut node = Node::bare();
+    node.read_sources();
+    node.set_firewall(&all);
+    let rows = || 0..u32::from(rules) + 1;
+    node.give(Input::Nb(NbUpdate {
+        acls: rows().map(|at| (acl_row(at), acl(at, &all))).collect(),
+        ..NbUpdate::default()
+    }));
+    let flows = rows().map(|at| (logical_flow_row(at), logical_flow(at, &all)));
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: flows.collect(),
+        ..SbUpdate::default()
+    }));
+    let mut node = trusting(node);
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    assert!(is_open(&node, ADDRESS, 0));
+    let times = (0..3).map(|_| {
+        let begin = std::time::Instant::now();
+        assert!(matches!(judge(&node, ADDRESS, 1), Judged::Allowed(_)));
+        begin.elapsed()
+    });
+    times.min().expect("one")
+}
+
+/// Each rule of the name is looked for among all rules of the name, on the thread that opens addresses for all pods.
+#[test]
+fn an_attempt_is_judged_in_a_time_that_grows_no_faster_than_the_rules_of_a_name() {
+    let [few, many] = [200, 1600].map(|rules| time_of_a_judgement(rules, true));
+    assert!(many < 3 * 8 * few, "{few:?} of 200, {many:?} of 1600 rules");
+}
+
+#[test]
+fn control_an_attempt_is_judged_in_a_time_that_grows_no_faster_than_the_rules() {
+    let [few, many] = [200, 1600].map(|rules| time_of_a_judgement(rules, false));
+    assert!(many < 3 * 8 * few, "{few:?} of 200, {many:?} of 1600 rules");
+}
+
 // Room.
 
 const NAMES: usize = 1000;
@@ -456,6 +501,69 @@ fn pods_with_more_than_their_shares_leave_the_last_quarter_to_others() {
 #[test]
 fn control_pods_with_more_than_their_shares_leave_room_to_others() {
     assert_eq!(flows_of_the_first_address(false), 1);
+}
+
+/// What happens to an address with the only number, whose pod has no flows of its own.
+#[derive(Clone, Copy)]
+enum Happens {
+    /// The agent starts anew.
+    Start,
+    /// A name of another rule leads there as well.
+    FurtherName,
+}
+
+/// Whether an address with the only number stays open. Another pod fills the node with flows, or does not.
+fn stays_open_without_a_number(happens: Happens, is_filled: bool) -> bool {
+    let rules = rules();
+    let mut node = node(ONE_NUMBER, &rules);
+    node.add_pod("p0", 4);
+    set_names(&mut node, NAMES);
+    node.answer("p1", "many.test", &[ADDRESS], 3600);
+    node.pass(Duration::from_secs(5));
+    assert_eq!(node.marks.len(), 1);
+    node.add_pod("p3", 3);
+    node.answer("p3", "few.test", &[OTHER], 3600);
+    let [many, few] = if is_filled { [40, 200] } else { [1, 1] };
+    node.answer("p0", "many.test", &addresses(1000, many), 3600);
+    node.answer("p0", "few.test", &addresses(2000, few), 3600);
+    node.pass(Duration::from_secs(5));
+    assert!(is_open(&node, ADDRESS, 0));
+    match happens {
+        Happens::Start => {
+            // The first one gets the number.
+            let pods = [(3, "p3"), (4, "p0"), (5, "p1")];
+            let mut node = start(&mut node, ONE_NUMBER, &pods, &rules);
+            node.pass(3 * COMPARE_INTERVAL);
+            is_open(&node, ADDRESS, 0)
+        }
+        Happens::FurtherName => {
+            node.answer("p1", "few.test", &[ADDRESS], 3600);
+            node.pass(Duration::from_secs(5));
+
+            is_open(&node, ADDRESS, 0)
+        }
+    }
+}
+
+/// Another plan gets the number.
+#[test]
+fn a_start_closes_no_marked_address_in_a_full_node_though_no_number_is_left() {
+    assert!(stays_open_without_a_number(Happens::Start, true));
+}
+
+#[test]
+fn control_a_start_closes_no_marked_address_though_no_number_is_left() {
+    assert!(stays_open_without_a_number(Happens::Start, false));
+}
+
+#[test]
+fn a_further_name_closes_no_marked_address_in_a_full_node_though_no_number_is_left() {
+    assert!(stays_open_without_a_number(Happens::FurtherName, true));
+}
+
+#[test]
+fn control_a_further_name_closes_no_marked_address_though_no_number_is_left() {
+    assert!(stays_open_without_a_number(Happens::FurtherName, false));
 }
 
 // What the kernel opens.
