@@ -476,9 +476,10 @@ impl Access<'_> {
             let denies = |name: &DomainName| sets.iter().any(|set| set.denies(name));
             let cache = &mut *self.cache;
             let may_end_earlier = cache.deny_names(port_id, address, denies, released);
-            let mut space = cache.space(port_id, address);
-            let found_keys = found.into_iter().flat_map(BTreeMap::keys);
-            space.has.extend(found_keys.map(FlowKey::traffic));
+            if let Some(found) = found {
+                cache.note_former((port_id, address), found.keys().map(FlowKey::traffic));
+            }
+            let space = cache.space(port_id, address);
             let Some(entry) = cache.entry_mut(port_id, address) else {
                 continue;
             };
@@ -739,6 +740,10 @@ impl Access<'_> {
         batch: &mut Batch,
     ) -> bool {
         // First all that is open: the flows of the node are then those that there are, and more.
+        for (key, flows) in &found {
+            let former = flows.keys().map(FlowKey::traffic);
+            self.cache.note_former(*key, former);
+        }
         let mut kept = HashSet::new();
         for ((port, address), flows) in &found {
             if self.cache.is_short(*port, *address) {
@@ -746,6 +751,8 @@ impl Access<'_> {
                 self.cache.forget_unseen(*port, *address, comparison);
                 self.replan_with(*port, [*address], Some(flows), batch);
                 kept.insert((*port, *address));
+            } else {
+                self.cache.forget_former_without_mark((*port, *address));
             }
         }
         let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();

@@ -34,14 +34,15 @@ impl Cache {
                     planned,
                     adopted: in_switch.map(|adopted| &adopted.flows).or(found),
                 };
+                let has_adopted = adopted.is_some();
                 let enforced = entry.installed.enforce(place, wanted, groups, batch);
                 entry.cut = enforced.cut;
-                entry.withdrawn = Box::default();
+                entry.forget_former_without_mark();
                 let is_tried = !groups.are_refused(batch.now());
                 entry.tried_in = is_tried.then(|| groups.version());
                 let is_ending = entry.installed.is_ending();
                 let written_in = entry.installed.unconfirmed_in();
-                (enforced, adopted.is_some(), is_ending, written_in)
+                (enforced, has_adopted, is_ending, written_in)
             });
         self.note_unplanned(port, address, false);
         if let Some(room) = enforced.cut {
@@ -137,12 +138,41 @@ impl Cache {
     /// Removes the flows of an entry, or its mark, because it is not known where to write them.
     pub(crate) fn withdraw(&mut self, (port, address): Key, batch: &mut Batch) -> Enforced {
         let entry = self.entry(port, address);
-        let withdrawn: Box<[Traffic]> = entry.into_iter().flat_map(Entry::traffic).collect();
+        let former: Vec<Traffic> = entry.into_iter().flat_map(Entry::traffic).collect();
         let enforced = self.enforce((port, address), Planned::default(), None, batch);
-        self.ports.enforce((port, address), |entry, _| {
-            entry.withdrawn = withdrawn;
-        });
+        self.note_former((port, address), former);
         enforced
+    }
+
+    /// Notes the traffic of former flows of an address. It is forgotten when the address has flows, or once the kernel
+    /// has taken a mark.
+    pub(crate) fn note_former(&mut self, key: Key, former: impl IntoIterator<Item = Traffic>) {
+        let has_some = self.ports.enforce(key, |entry, _| {
+            entry.former = former.into_iter().collect();
+            !entry.former.is_empty()
+        });
+        if has_some {
+            self.former.insert(key);
+        }
+    }
+
+    /// Forgets the former flows of an address that has no mark in their place.
+    pub(crate) fn forget_former_without_mark(&mut self, key: Key) {
+        self.ports
+            .enforce(key, |entry, _| entry.forget_former_without_mark());
+    }
+
+    /// Forgets the former flows of addresses whose marks the kernel has been told of, and has not refused.
+    pub(super) fn forget_former(&mut self) {
+        let ports = &mut self.ports;
+        self.former.retain(|key| {
+            ports.enforce(*key, |entry, _| {
+                if entry.installed.is_marked() {
+                    entry.former = Box::default();
+                }
+                !entry.former.is_empty()
+            })
+        });
     }
 
     /// Whether an address has not all flows of its rules because others have many, or would not have them now.

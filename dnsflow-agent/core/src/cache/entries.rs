@@ -83,9 +83,9 @@ pub(crate) struct Entry {
     pub(super) is_backend: bool,
     /// The room by which its rules have not all of their flows, if they have not.
     pub(crate) cut: Option<Room>,
-    /// The traffic of flows that have gone because it is not known where to write them. They count as flows, and come
-    /// back.
-    pub(super) withdrawn: Box<[Traffic]>,
+    /// The traffic of former flows: of those that have gone because it is not known where to write them, or that a start
+    /// has found. They count as flows, and come back, unless a mark replaces them.
+    pub(super) former: Box<[Traffic]>,
     /// The version of the groups ([`Groups::version`]) at its last plan, if a mark could be tried then.
     ///
     /// [`Groups::version`]: crate::installed::Groups::version
@@ -381,13 +381,20 @@ impl Entries {
 impl Entry {
     /// How many flows of its own the address should have, or will have again.
     pub(super) fn flow_count(&self) -> usize {
-        self.installed.len() + self.withdrawn.len()
+        self.installed.len().max(self.former.len())
     }
 
     /// Their traffic ([`Flows::traffic`]).
     pub(super) fn traffic(&self) -> impl Iterator<Item = Traffic> {
         let own = self.installed.own().into_iter().flat_map(Flows::traffic);
-        own.chain(self.withdrawn.iter().copied())
+        own.chain(self.former.iter().copied())
+    }
+
+    /// Forgets the former flows, unless a mark is to replace them.
+    pub(super) fn forget_former_without_mark(&mut self) {
+        if self.installed.group().is_none() {
+            self.former = Box::default();
+        }
     }
 
     /// The end of the adopted flows.

@@ -362,66 +362,6 @@ fn rules() -> [Rule; 3] {
     ]
 }
 
-/// The kernel has no room for marks, and so the addresses of two pods have flows of their own, which fill the node or do
-/// not.
-fn two_pods_without_marks(is_filled: bool) -> Node {
-    let mut node = node(WAYS[1], &rules());
-    node.refuses_marks = true;
-    node.add_pod("p0", 4);
-    set_names(&mut node, NAMES);
-    node.answer("p1", "many.test", &addresses(0, 20), 3600);
-    node.pass(Duration::from_secs(5));
-    if is_filled {
-        node.answer("p0", "many.test", &addresses(1000, 40), 3600);
-        // Each has room for two, however full the node is.
-        node.answer("p0", "few.test", &addresses(2000, 200), 3600);
-    }
-    node.pass(Duration::from_secs(90));
-    assert_eq!(whole(&node, 5, 50), 20);
-    node
-}
-
-/// How many of 20 addresses are open behind a start.
-fn open_behind_a_start(is_filled: bool) -> usize {
-    let mut before = two_pods_without_marks(is_filled);
-    let mut node = start(&mut before, WAYS[1], &[(5, "p1"), (4, "p0")], &rules());
-    node.pass(2 * COMPARE_INTERVAL);
-    whole(&node, 5, 50)
-}
-
-/// The first comparison looks at one address after another. The node is not full until it has looked at most of them, and
-/// the flows of the first addresses go for marks, which the kernel refuses.
-#[test]
-fn a_start_closes_nothing_in_a_full_node_though_many_marks_are_refused() {
-    assert_eq!(open_behind_a_start(true), 20);
-}
-
-#[test]
-fn control_a_start_closes_nothing_though_many_marks_are_refused() {
-    assert_eq!(open_behind_a_start(false), 20);
-}
-
-/// The same behind a gap of the pod's logical port.
-fn open_behind_a_gap(is_filled: bool) -> usize {
-    let mut node = two_pods_without_marks(is_filled);
-    let row = node.remove_logical_port("p1");
-    node.pass(Duration::from_secs(1));
-    node.add_logical_port("p1", 5, row);
-    node.pass(Duration::from_secs(25));
-    whole(&node, 5, 50)
-}
-
-/// The traffic of withdrawn flows keeps their room, and counts for nothing when the address is offered a mark.
-#[test]
-fn a_logical_port_that_comes_back_has_its_ports_though_marks_are_refused() {
-    assert_eq!(open_behind_a_gap(true), 20);
-}
-
-#[test]
-fn control_a_logical_port_that_comes_back_has_its_ports() {
-    assert_eq!(open_behind_a_gap(false), 20);
-}
-
 /// A pod has all groups that it may have, and further addresses without a mark, which are cut. Another pod may get a
 /// group. Returns how many plans a repeated answer of 50 addresses makes.
 fn plans_of_a_repeated_answer(another_gets_a_group: bool) -> usize {

@@ -441,6 +441,94 @@ fn a_start_closes_nothing_in_a_full_node_though_marks_are_refused() {
     }
 }
 
+/// Four pods that fill the node, with their hosts. A start plans them first.
+const OTHERS: [(u8, &str); 4] = [(1, "p2"), (2, "p3"), (3, "p4"), (4, "p5")];
+
+/// The kernel has no room for marks, and so 20 addresses of a pod have flows of their own. Other pods fill the node with
+/// such addresses, or do not.
+fn without_marks(is_filled: bool, rules: &[Rule]) -> Node {
+    let mut node = node(WAYS[1], rules);
+    node.refuses_marks = true;
+    node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+    node.answer("p1", "many.test", &addresses(0, 20), 3600);
+    node.pass(Duration::from_secs(5));
+    for (host, pod) in OTHERS {
+        node.add_pod(pod, host);
+        if is_filled {
+            node.answer(pod, "many.test", &addresses(0, 20), 3600);
+        }
+    }
+    node.pass(Duration::from_secs(90));
+    assert_eq!(open_addresses(&node), 20);
+    node
+}
+
+/// How many addresses of the first pod have all of their 50 flows.
+fn open_addresses(node: &Node) -> usize {
+    let own = own_of(node, 5).into_values();
+    own.filter(|flows| *flows == 50).count()
+}
+
+/// The next agent starts with the snapshot of the one before it.
+fn next_agent(before: &mut Node, way: Option<u32>, pods: &[(u8, &str)], rules: &[Rule]) -> Node {
+    let saved = before.engine.saved(before.now);
+    let refuses_marks = before.refuses_marks;
+    let mut node = started(before, &[], config(way));
+    node.refuses_marks = refuses_marks;
+    node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+    node.engine.load_snapshot(saved, node.now);
+    let pods: Vec<(u8, String)> = pods
+        .iter()
+        .map(|(host, pod)| (*host, (*pod).to_owned()))
+        .collect();
+    read_all(&mut node, before, &pods, rules);
+    node
+}
+
+/// The flows of many addresses go for marks at a start, and the kernel refuses these. The switch has the flows until then,
+/// and so they count.
+#[test]
+fn a_start_closes_nothing_in_a_full_node_though_many_marks_are_refused() {
+    let rules = [many(allow("many.test"), 50), deny_all()];
+    for is_filled in [true, false] {
+        let mut before = without_marks(is_filled, &rules);
+        let pods = [&OTHERS[..], &[(5, "p1")]].concat();
+        let mut node = next_agent(&mut before, WAYS[1], &pods, &rules);
+        node.pass(2 * COMPARE_INTERVAL);
+        node.engine.told.cache.check();
+        assert_eq!(open_addresses(&node), 20, "filled: {is_filled}");
+    }
+}
+
+/// With a kernel that takes marks again, flows go for marks, and leave their room to others.
+#[test]
+fn flows_of_an_earlier_run_count_until_the_kernel_has_marks_in_their_place() {
+    let rules = [many(allow("many.test"), 50), deny_all()];
+    let mut before = without_marks(false, &rules);
+    before.refuses_marks = false;
+    let mut node = next_agent(&mut before, WAYS[1], &[(5, "p1")], &rules);
+    node.pass(2 * COMPARE_INTERVAL);
+    node.engine.told.cache.check();
+    assert_eq!((node.marks.len(), open_addresses(&node)), (20, 0));
+    let flows = node.engine.flow_count();
+    assert!(flows < 2 * 50, "{flows}");
+}
+
+/// The logical port of the pod goes and comes back.
+#[test]
+fn a_logical_port_that_comes_back_has_its_ports_though_marks_are_refused() {
+    let rules = [many(allow("many.test"), 50), deny_all()];
+    for is_filled in [true, false] {
+        let mut node = without_marks(is_filled, &rules);
+        let row = node.remove_logical_port("p1");
+        node.pass(Duration::from_secs(1));
+        node.add_logical_port("p1", 5, row);
+        node.pass(Duration::from_secs(25));
+        node.engine.told.cache.check();
+        assert_eq!(open_addresses(&node), 20, "filled: {is_filled}");
+    }
+}
+
 /// A rule has moved while no agent ran. With room for all flows or not, the first comparison removes and adds them in
 /// parts.
 #[test]
