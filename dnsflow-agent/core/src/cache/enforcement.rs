@@ -109,16 +109,18 @@ impl Cache {
     /// How many flows of its own an address may have now.
     pub(crate) fn room(&self, port: PortId, address: IpAddr) -> Room {
         let entries = &self.port(port).entries;
-        let own = entries.get(address).map_or(0, Entry::flow_count);
-        let of_port = entries.sizes().flows - own;
-        let of_node = self.ports.totals().flows - own;
+        let entry = entries.get(address);
+        let own = entry.map_or(0, Entry::flow_count);
+        let own_if_large = entry.map_or(0, Entry::flow_count_if_large);
+        let of_large = entries.sizes().flows_of_large - own_if_large;
+        let of_node = self.ports.totals().flows_of_large - own_if_large;
         let max = self.limits.flows_per_node_max();
         let reserve = max / 4;
         let is_full = of_node + FLOWS_PER_ADDRESS_MAX > max;
-        let is_reserved = of_node + reserve >= max && of_port >= reserve / self.ports.len().max(1);
+        let is_reserved = of_node + reserve >= max && of_large >= reserve / self.ports.len().max(1);
         if is_full || is_reserved {
             Room::Least
-        } else if of_port >= self.limits.flows_per_port_max() {
+        } else if entries.sizes().flows - own >= self.limits.flows_per_port_max() {
             Room::Little
         } else {
             Room::Usual

@@ -29,7 +29,7 @@ use crate::{
     policy::plan::Room,
     values::{
         flow::Traffic,
-        limits::MARK_SLACK,
+        limits::{FLOWS_OF_RULE, MARK_SLACK},
         name::{DomainName, FromEnd},
     },
 };
@@ -65,6 +65,8 @@ pub(super) struct Sizes {
     pub(super) denied_names: usize,
     /// Flows of their own.
     pub(super) flows: usize,
+    /// Those of them that have addresses with more flows than there is always room for ([`FLOWS_OF_RULE`]).
+    pub(super) flows_of_large: usize,
 }
 
 /// One address that a pod was told.
@@ -350,9 +352,15 @@ impl Entries {
         let Some(entry) = self.by_address.get_mut(&address) else {
             return T::default();
         };
-        let before = entry.flow_count();
+        let before = (entry.flow_count(), entry.flow_count_if_large());
         let result = change(entry);
-        self.sizes.flows = self.sizes.flows + entry.flow_count() - before;
+        let Sizes {
+            flows,
+            flows_of_large,
+            ..
+        } = &mut self.sizes;
+        *flows = *flows + entry.flow_count() - before.0;
+        *flows_of_large = *flows_of_large + entry.flow_count_if_large() - before.1;
         result
     }
 
@@ -374,6 +382,7 @@ impl Entries {
         }
         let entry = self.by_address.swap_remove(&address)?;
         self.sizes.flows -= entry.flow_count();
+        self.sizes.flows_of_large -= entry.flow_count_if_large();
         Some(*entry)
     }
 }
@@ -382,6 +391,13 @@ impl Entry {
     /// How many flows of its own the address should have, or will have again.
     pub(super) fn flow_count(&self) -> usize {
         self.installed.len().max(self.former.len())
+    }
+
+    /// The same, or none if there is always room for them. Flows in which rules close all ports need no room.
+    pub(super) fn flow_count_if_large(&self) -> usize {
+        let mut own = self.installed.own().into_iter().flat_map(Flows::traffic);
+        let is_large = self.former.len() > FLOWS_OF_RULE || own.nth(FLOWS_OF_RULE).is_some();
+        if is_large { self.flow_count() } else { 0 }
     }
 
     /// Their traffic ([`Flows::traffic`]).

@@ -111,8 +111,8 @@ impl CacheLimits {
     }
 
     /// Flows that all addresses of all ports have together before each further one has room for [`FLOWS_OF_RULE`]: two for
-    /// each name. The last quarter is for ports with less than their equal share of it. So all addresses have twice as
-    /// many at most, and the flows in which rules close all ports.
+    /// each name. Addresses with no more flows than that do not count. The last quarter is for ports with less than their
+    /// equal share of it. So all addresses have twice as many at most, and the flows in which rules close all ports.
     pub fn flows_per_node_max(&self) -> usize {
         self.names_per_node_max.saturating_mul(2)
     }

@@ -307,19 +307,6 @@ fn set_names(node: &mut Node, names: usize) {
     node.engine.told.cache.limits_mut().names_per_node_max = names;
 }
 
-/// How many addresses of the pod at this host have so many flows of their own.
-fn whole(node: &Node, host: u8, flows: usize) -> usize {
-    let mut own: BTreeMap<IpAddr, usize> = BTreeMap::new();
-    for key in node.of_rules() {
-        if key.matches.ends.src() == IpAddr::from([10, 244, 0, host])
-            && let Some(dst) = key.matches.ends.dst()
-        {
-            *own.entry(dst).or_default() += 1;
-        }
-    }
-    own.into_values().filter(|own| *own == flows).count()
-}
-
 /// The next agent starts with the snapshot of the one before it.
 fn start(before: &mut Node, way: Option<u32>, pods: &[(u8, &str)], rules: &[Rule]) -> Node {
     let saved = before.engine.saved(before.now);
@@ -408,40 +395,6 @@ fn a_repeated_answer_plans_nothing_because_another_pod_gets_a_group() {
 #[test]
 fn control_a_repeated_answer_plans_nothing() {
     assert_eq!(plans_of_a_repeated_answer(false), 0);
-}
-
-/// Pods have more than their shares. Then they are told further addresses with two flows each, or are not. Returns how
-/// many flows an address of a pod has that has no other.
-fn flows_of_the_first_address(others_go_on: bool) -> usize {
-    let mut node = node(None, &rules());
-    set_names(&mut node, NAMES);
-    for (host, pod) in [(6, "p2"), (7, "p3"), (8, "p4")] {
-        node.add_pod(pod, host);
-        node.answer(pod, "many.test", &addresses(0, 12), 3600);
-        node.pass(Duration::from_secs(5));
-    }
-    for (at, pod) in (0..).zip(["p2", "p3", "p4"]) {
-        if others_go_on {
-            for name in ["a", "b"] {
-                let told = addresses(1000 + 100 * at, 100);
-                node.answer(pod, &format!("{name}.few.test"), &told, 3600);
-            }
-        }
-    }
-    node.answer("p1", "many.test", &[ADDRESS], 3600);
-    node.pass(Duration::from_secs(5));
-    whole(&node, 5, 50)
-}
-
-/// The last quarter is for pods with less than their shares, as the documents say. Whoever has more goes on into it.
-#[test]
-fn pods_with_more_than_their_shares_leave_the_last_quarter_to_others() {
-    assert_eq!(flows_of_the_first_address(true), 1);
-}
-
-#[test]
-fn control_pods_with_more_than_their_shares_leave_room_to_others() {
-    assert_eq!(flows_of_the_first_address(false), 1);
 }
 
 /// What happens to an address with the only number, whose pod has no flows of its own.

@@ -166,6 +166,39 @@ fn flows_of_all_pods_have_a_limit_though_each_has_its_share_before_it_has_few() 
     );
 }
 
+/// Pods with more than their shares are told further addresses, each of which has two flows.
+#[test]
+fn pods_with_more_than_their_shares_leave_the_last_quarter_to_others() {
+    let rules = [
+        many(allow("many.test"), 50),
+        many(allow("few.test"), 2),
+        deny_all(),
+    ];
+    for go_on in [true, false] {
+        let mut node = node(None, &rules);
+        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        let pods = [(6, "p2"), (7, "p3"), (8, "p4")];
+        for (host, pod) in pods {
+            node.add_pod(pod, host);
+            node.answer(pod, "many.test", &addresses(0, 12), 3600);
+            node.pass(Duration::from_secs(5));
+        }
+        for (_, pod) in pods {
+            for at in 0..if go_on { 2 } else { 0 } {
+                let told = addresses(1000 + 100 * at, 100);
+                node.answer(pod, &format!("n{at}.few.test"), &told, 3600);
+            }
+        }
+        node.engine.told.cache.check();
+        let of_few = own_of(&node, 6).into_values();
+        let of_few = of_few.filter(|flows| *flows == 2).count();
+        assert_eq!(of_few, if go_on { 200 } else { 0 });
+        node.answer("p1", "many.test", &[ADDRESS], 3600);
+        node.pass(Duration::from_secs(5));
+        assert_eq!(open_addresses(&node), 1, "others go on: {go_on}");
+    }
+}
+
 /// Pods come one after another, or are there at once, and each takes the share of its time.
 #[test]
 fn flows_of_all_pods_have_a_limit_though_pods_come_one_by_one() {
