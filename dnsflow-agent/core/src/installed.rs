@@ -218,6 +218,12 @@ impl Installed {
         self.marked().is_some_and(|marked| marked.until.is_some())
     }
 
+    /// The flows that packets to the address meet by the mark that the kernel has.
+    pub(crate) fn of_mark<'a>(&self, groups: &'a Groups) -> Option<&'a Flows> {
+        let marked = self.marked().filter(|marked| marked.until.is_some())?;
+        groups.flows(marked.told)
+    }
+
     /// The flow like this one, whatever the destination, of a group that the kernel is still to be told of.
     pub(crate) fn awaited<'a>(&self, key: &FlowKey, groups: &'a Groups) -> Option<&'a FlowBody> {
         let marked = self.marked().filter(|marked| marked.until.is_none())?;

@@ -127,14 +127,39 @@ impl Cache {
         }
     }
 
-    /// The same, with the traffic of the flows that stay.
+    /// How many flows of its own an address may have so that what is open stays open: port and node may have a quarter
+    /// more for that than for flows to come.
+    fn spare(&self, port: PortId, address: IpAddr) -> usize {
+        let entries = &self.port(port).entries;
+        let entry = entries.get(address);
+        let of_port = entries.sizes().flows - entry.map_or(0, Entry::flow_count);
+        let of_node = self.ports.totals().flows_of_large;
+        let of_node = of_node - entry.map_or(0, Entry::flow_count_if_large);
+        let with_quarter = |max: usize| max.saturating_add(max / 4);
+        let left_of_port = with_quarter(self.limits.flows_per_port_max()).saturating_sub(of_port);
+        let left_of_node = with_quarter(self.limits.flows_per_node_max()).saturating_sub(of_node);
+        left_of_port.min(left_of_node)
+    }
+
+    /// The room, with the traffic of the flows that stay. Without any, those of its mark count.
     pub(crate) fn space(&self, port: PortId, address: IpAddr) -> Space {
         let room = self.room(port, address);
         let entry = self.entry(port, address).filter(|_| room < Room::Usual);
-        Space {
-            room,
-            has: entry.into_iter().flat_map(Entry::traffic).collect(),
+        let Some(entry) = entry else {
+            return Space {
+                room,
+                ..Space::default()
+            };
+        };
+        let spare = self.spare(port, address);
+        let mut has: Vec<Traffic> = entry.traffic().collect();
+        if has.is_empty()
+            && let Some(flows) = entry.installed.of_mark(&self.groups)
+            && flows.len() <= spare
+        {
+            has.extend(flows.traffic());
         }
+        Space { room, has, spare }
     }
 
     /// Removes the flows of an entry, or its mark, because it is not known where to write them.
@@ -155,6 +180,13 @@ impl Cache {
         });
         if has_some {
             self.former.insert(key);
+        }
+    }
+
+    /// Notes former flows of an address that a mark has stood for, as far as there is room for what is open.
+    pub(crate) fn note_former_of_mark(&mut self, key: Key, former: Vec<Traffic>) {
+        if former.len() <= self.spare(key.0, key.1) {
+            self.note_former(key, former);
         }
     }
 

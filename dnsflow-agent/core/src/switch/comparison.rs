@@ -437,11 +437,12 @@ impl Switch {
         // There are some in the first comparison alone.
         let of_marks = access.adopt_marks(marks, &unknown, number, &mut batch);
         adopted += of_marks.adopted;
-        let removed_marks = of_marks.removed;
+        let (removed_marks, any_mark_stays) = (of_marks.removed, of_marks.any_stays);
         out.counters.marks_removed += removed_marks as u64;
         let found = std::mem::take(&mut self.comparison.found);
         if self.comparison.ended == 1 {
-            let are_all_taken = access.keep_found(found, number, &mut unknown, &mut unsent);
+            let are_all_taken =
+                access.keep_found((found, of_marks), number, &mut unknown, &mut unsent);
             if !are_all_taken {
                 are_all_found = false;
                 self.compare_by(now);
@@ -469,7 +470,7 @@ impl Switch {
             !stays
         });
         let some_stayed = std::mem::replace(&mut self.comparison.some_stay, !stay.is_empty());
-        if self.comparison.some_stay && !some_stayed || of_marks.any_stays {
+        if self.comparison.some_stay && !some_stayed || any_mark_stays {
             self.compare_by(now + COMPARE_AGAIN);
         }
         let (added, missing) = self.find_lost(access, since);

@@ -112,7 +112,8 @@ impl CacheLimits {
 
     /// Flows that all addresses of all ports have together before each further one has room for [`FLOWS_OF_RULE`]: two for
     /// each name. Addresses with no more flows than that do not count. The last quarter is for ports with less than their
-    /// equal share of it. So all addresses have twice as many at most, and the flows in which rules close all ports.
+    /// equal share of it. A quarter more is there for what is open. So all addresses have two and a quarter times as many
+    /// at most, and the flows in which rules close all ports.
     pub fn flows_per_node_max(&self) -> usize {
         self.names_per_node_max.saturating_mul(2)
     }
@@ -120,7 +121,8 @@ impl CacheLimits {
     /// Flows that a first comparison has found, and that the addresses do not have yet: as many as an earlier run may
     /// have left. What is beyond is removed, as if there were no address.
     pub fn flows_found_max(&self) -> usize {
-        self.flows_per_node_max().saturating_mul(2)
+        let max = self.flows_per_node_max();
+        max.saturating_mul(2).saturating_add(max / 4)
     }
 
     /// The limit of denied names on the node: a quarter of all names, as many as the node's budget lets change flows

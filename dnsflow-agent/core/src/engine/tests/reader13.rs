@@ -2,9 +2,8 @@
 //! passes.
 
 use super::{
-    edits::{ONE_NUMBER, WAYS, config, node},
+    edits::{WAYS, node},
     limits::many,
-    restart::{read_rules, started},
     starts::is_open,
     *,
 };
@@ -299,56 +298,6 @@ fn control_an_attempt_costs_no_more_than_its_rules() {
     assert!(many < 50 * few, "{many:?}, not {few:?}");
 }
 
-// Room.
-
-const NAMES: usize = 1000;
-
-fn set_names(node: &mut Node, names: usize) {
-    node.engine.told.cache.limits_mut().names_per_node_max = names;
-}
-
-/// The next agent starts with the snapshot of the one before it.
-fn start(before: &mut Node, way: Option<u32>, pods: &[(u8, &str)], rules: &[Rule]) -> Node {
-    let saved = before.engine.saved(before.now);
-    let refuses_marks = before.refuses_marks;
-    let mut node = started(before, &[], config(way));
-    node.refuses_marks = refuses_marks;
-    node.engine.load_snapshot(saved, node.now);
-    read_rules(&mut node, rules);
-    node.pods = before.pods.clone();
-    let row = |host: u8| RowId::new(0x100 + u128::from(host));
-    let interfaces = pods.iter().map(|(host, pod)| {
-        let interface = interface(&format!("ns1_{pod}"), *host, &format!("uid-{pod}"));
-        (row(*host), Some(interface))
-    });
-    node.give(Input::Interfaces(InterfaceUpdate {
-        reset: true,
-        interfaces: interfaces.collect(),
-    }));
-    set_names(&mut node, NAMES);
-    let bindings = pods.iter().map(|(host, pod)| {
-        let binding = port_binding(&format!("ns1_{pod}"), *host);
-        (row(*host), Some(binding))
-    });
-    node.give(Input::Sb(SbUpdate {
-        reset: true,
-        datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
-        port_bindings: bindings.collect(),
-        port_groups: vec![node.group()],
-        logical_flows: logical_flows(rules),
-        ..SbUpdate::default()
-    }));
-    node
-}
-
-fn rules() -> [Rule; 3] {
-    [
-        many(allow("many.test"), 50),
-        many(allow("few.test"), 2),
-        deny_all(),
-    ]
-}
-
 /// A pod has all groups that it may have, and further addresses without a mark, which are cut. Another pod may get a
 /// group. Returns how many plans a repeated answer of 50 addresses makes.
 fn plans_of_a_repeated_answer(another_gets_a_group: bool) -> usize {
@@ -395,69 +344,6 @@ fn a_repeated_answer_plans_nothing_because_another_pod_gets_a_group() {
 #[test]
 fn control_a_repeated_answer_plans_nothing() {
     assert_eq!(plans_of_a_repeated_answer(false), 0);
-}
-
-/// What happens to an address with the only number, whose pod has no flows of its own.
-#[derive(Clone, Copy)]
-enum Happens {
-    /// The agent starts anew.
-    Start,
-    /// A name of another rule leads there as well.
-    FurtherName,
-}
-
-/// Whether an address with the only number stays open. Another pod fills the node with flows, or does not.
-fn stays_open_without_a_number(happens: Happens, is_filled: bool) -> bool {
-    let rules = rules();
-    let mut node = node(ONE_NUMBER, &rules);
-    node.add_pod("p0", 4);
-    set_names(&mut node, NAMES);
-    node.answer("p1", "many.test", &[ADDRESS], 3600);
-    node.pass(Duration::from_secs(5));
-    assert_eq!(node.marks.len(), 1);
-    node.add_pod("p3", 3);
-    node.answer("p3", "few.test", &[OTHER], 3600);
-    let [many, few] = if is_filled { [40, 200] } else { [1, 1] };
-    node.answer("p0", "many.test", &addresses(1000, many), 3600);
-    node.answer("p0", "few.test", &addresses(2000, few), 3600);
-    node.pass(Duration::from_secs(5));
-    assert!(is_open(&node, ADDRESS, 0));
-    match happens {
-        Happens::Start => {
-            // The first one gets the number.
-            let pods = [(3, "p3"), (4, "p0"), (5, "p1")];
-            let mut node = start(&mut node, ONE_NUMBER, &pods, &rules);
-            node.pass(3 * COMPARE_INTERVAL);
-            is_open(&node, ADDRESS, 0)
-        }
-        Happens::FurtherName => {
-            node.answer("p1", "few.test", &[ADDRESS], 3600);
-            node.pass(Duration::from_secs(5));
-
-            is_open(&node, ADDRESS, 0)
-        }
-    }
-}
-
-/// Another plan gets the number.
-#[test]
-fn a_start_closes_no_marked_address_in_a_full_node_though_no_number_is_left() {
-    assert!(stays_open_without_a_number(Happens::Start, true));
-}
-
-#[test]
-fn control_a_start_closes_no_marked_address_though_no_number_is_left() {
-    assert!(stays_open_without_a_number(Happens::Start, false));
-}
-
-#[test]
-fn a_further_name_closes_no_marked_address_in_a_full_node_though_no_number_is_left() {
-    assert!(stays_open_without_a_number(Happens::FurtherName, true));
-}
-
-#[test]
-fn control_a_further_name_closes_no_marked_address_though_no_number_is_left() {
-    assert!(stays_open_without_a_number(Happens::FurtherName, false));
 }
 
 // What the kernel opens.

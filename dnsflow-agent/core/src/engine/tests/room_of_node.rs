@@ -13,9 +13,9 @@ use super::{
 use crate::values::limits::UNKNOWN_MAX;
 
 /// Limits of the node in these tests: of names, and of flows that all addresses have of their own. Each further address
-/// has two more, and each denied name has one beyond.
+/// has two more, open ones a quarter of the first, and each denied name has one beyond.
 const NAMES: usize = 1000;
-const FLOWS_MAX: usize = 2 * 2 * NAMES + NAMES / 4;
+const FLOWS_MAX: usize = 2 * 2 * NAMES + NAMES / 2 + NAMES / 4;
 
 /// Five pods with their hosts.
 fn five_pods() -> Vec<(u8, String)> {
@@ -562,6 +562,124 @@ fn a_logical_port_that_comes_back_has_its_ports_though_marks_are_refused() {
     }
 }
 
+/// What happens to an address with the only number, whose pod has no flows of its own.
+#[derive(Clone, Copy, Debug)]
+enum Happens {
+    /// The agent starts anew, and another plan gets the number.
+    Start,
+    /// A name of another allowed rule leads to the address as well.
+    FurtherName,
+    /// An edit adds a port to the rule.
+    Edit,
+    /// A rule comes to deny a name of the address.
+    Denial,
+}
+
+/// Other pods fill the node with flows, or do not.
+#[test]
+fn a_marked_address_of_a_full_node_does_not_close_though_no_number_is_left() {
+    let rules = |ports| {
+        [
+            many(allow("many.test"), ports),
+            many(allow("few.test"), 2),
+            many(deny("bad.test"), 1),
+            many(allow("wide.test"), 120),
+            deny_all(),
+        ]
+    };
+    let mut closed = Vec::new();
+    for happens in [
+        Happens::Start,
+        Happens::FurtherName,
+        Happens::Edit,
+        Happens::Denial,
+    ] {
+        for is_filled in [true, false] {
+            let mut node = node(ONE_NUMBER, &rules(50));
+            node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+            node.answer("p1", "many.test", &[ADDRESS], 3600);
+            node.pass(Duration::from_secs(5));
+            assert_eq!((node.marks.len(), own(&node)), (1, 0));
+            for (host, pod) in OTHERS {
+                node.add_pod(pod, host);
+                let told = if is_filled { 20 } else { 1 };
+                node.answer(pod, "wide.test", &addresses(0, told), 3600);
+            }
+            node.pass(Duration::from_secs(5));
+            match happens {
+                Happens::Start => {
+                    let pods = [&OTHERS[..], &[(5, "p1")]].concat();
+                    node = next_agent(&mut node, ONE_NUMBER, &pods, &rules(50));
+                    node.pass(2 * COMPARE_INTERVAL);
+                }
+                Happens::FurtherName => node.answer("p1", "few.test", &[ADDRESS], 3600),
+                Happens::Edit => edit(&mut node, &rules(51)),
+                Happens::Denial => node.answer("p1", "bad.test", &[ADDRESS], 3600),
+            }
+            node.pass(COMPARE_INTERVAL);
+            node.engine.told.cache.check();
+            let own = own_of(&node, 5);
+            let own = own.get(&IpAddr::from(ADDRESS)).copied().unwrap_or_default();
+            if own < 50 || !is_open(&node, ADDRESS, 0) {
+                closed.push(format!("{happens:?}, filled: {is_filled}, flows: {own}"));
+            }
+        }
+    }
+    assert_eq!(closed, [] as [String; 0]);
+}
+
+/// A rule for all ports comes to be one for some.
+#[test]
+fn ports_of_a_rule_for_all_ports_stay_open_in_a_full_node_when_it_lists_them() {
+    let rules = |ports| {
+        let opens = match ports {
+            0 => allow("example.com"),
+            ports => many(allow("example.com"), ports),
+        };
+        [opens, many(allow("wide.test"), 120), deny_all()]
+    };
+    for is_filled in [true, false] {
+        let mut node = node(None, &rules(0));
+        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        node.answer("p1", "example.com", &[ADDRESS], 3600);
+        for (host, pod) in OTHERS {
+            node.add_pod(pod, host);
+            let told = if is_filled { 20 } else { 1 };
+            node.answer(pod, "wide.test", &addresses(0, told), 3600);
+        }
+        edit(&mut node, &rules(40));
+        node.pass(Duration::from_secs(1));
+        node.engine.told.cache.check();
+        let own = own_of(&node, 5);
+        assert_eq!(own.get(&ADDRESS.into()), Some(&40), "filled: {is_filled}");
+        // A further address has two at most.
+        node.answer("p1", "example.com", &[OTHER], 3600);
+        let own = own_of(&node, 5);
+        assert_eq!(own.contains_key(&OTHER.into()), !is_filled);
+    }
+}
+
+/// Without numbers, marks come to be flows: of no more than a quarter beyond the limit of the node.
+#[test]
+fn flows_of_all_pods_have_a_limit_though_marks_come_to_be_flows() {
+    let rules = |ports| [many(allow("many.test"), ports), deny_all()];
+    let mut node = node(Some(0xe000_0000), &rules(100));
+    node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+    for (host, pod) in five_pods() {
+        node.add_pod(&pod, host);
+        node.answer(&pod, "many.test", &addresses(0, 40), 3600);
+    }
+    node.pass(Duration::from_secs(5));
+    assert_eq!((node.marks.len(), own(&node)), (200, 0));
+    for ports in [101, 102, 103] {
+        edit(&mut node, &rules(ports));
+        node.pass(Duration::from_secs(5));
+        node.engine.told.cache.check();
+        let flows = own(&node);
+        assert!(flows <= FLOWS_MAX, "{flows}");
+    }
+}
+
 /// A rule has moved while no agent ran. With room for all flows or not, the first comparison removes and adds them in
 /// parts.
 #[test]
@@ -1016,7 +1134,7 @@ fn an_address_that_is_not_denied_any_more_has_all_ports_by_its_mark() {
     };
     let mut node = four_pods(WAYS[1], &rules(true));
     fill(&mut node);
-    for name in ["example.com", "other.test"] {
+    for name in ["other.test", "example.com"] {
         node.answer("p1", name, &[ADDRESS], 600);
         node.pass(Duration::from_secs(1));
     }
