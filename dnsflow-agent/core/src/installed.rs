@@ -22,7 +22,7 @@ use crate::{
 
 pub(crate) use batch::{Batch, Expected, Written};
 pub(crate) use flows::{Flows, Presence};
-pub(crate) use groups::{GroupId, Groups};
+pub(crate) use groups::{GroupId, Groups, GroupsVersion};
 
 /// How one address is enforced in switch and kernel.
 #[derive(Debug)]

@@ -39,7 +39,7 @@ impl Cache {
                 entry.cut = enforced.cut;
                 entry.forget_former_without_mark();
                 let is_tried = !groups.are_refused(batch.now());
-                entry.tried_in = is_tried.then(|| groups.version());
+                entry.tried_in = is_tried.then(|| groups.version(port));
                 let is_ending = entry.installed.is_ending();
                 let written_in = entry.installed.unconfirmed_in();
                 (enforced, has_adopted, is_ending, written_in)
@@ -254,7 +254,7 @@ impl Cache {
         };
         let may_be_marked = || {
             let is_new = !entry.is_denied() && entry.installed.group().is_none();
-            let is_tried = entry.tried_in == Some(self.groups.version());
+            let is_tried = entry.tried_in == Some(self.groups.version(port));
             is_new && !entry.is_backend && !is_tried && self.groups.are_tried(port, now)
         };
         let is_more = |room| room < self.room(port, address) || may_be_marked();

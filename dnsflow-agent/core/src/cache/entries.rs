@@ -25,7 +25,7 @@ use crate::{
         ports::Key,
         snapshot::SavedEntry,
     },
-    installed::{Flows, Installed, Place},
+    installed::{Flows, GroupsVersion, Installed, Place},
     policy::plan::Room,
     values::{
         flow::Traffic,
@@ -91,7 +91,7 @@ pub(crate) struct Entry {
     /// The version of the groups ([`Groups::version`]) at its last plan, if a mark could be tried then.
     ///
     /// [`Groups::version`]: crate::installed::Groups::version
-    pub(super) tried_in: Option<u64>,
+    pub(super) tried_in: Option<GroupsVersion>,
     /// When the entry is looked at again, if ever.
     pub(super) look: Look,
 }

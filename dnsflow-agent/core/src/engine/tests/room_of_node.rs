@@ -1119,6 +1119,52 @@ fn a_repeated_answer_plans_nothing_for_addresses_that_get_no_mark() {
     }
 }
 
+/// A pod has all groups that it may have, and further addresses without a mark, which are cut. Another pod may get a
+/// group. Returns how many plans a repeated answer of 50 addresses makes.
+fn plans_of_a_repeated_answer(another_gets_a_group: bool) -> usize {
+    const OF_PORT: u32 = 8;
+    let mut rules: Vec<Rule> = (0..OF_PORT)
+        .map(|at| many(allow(&format!("n{at}.test")), 2))
+        .collect();
+    rules.push(many(allow("many.test"), 200));
+    rules.push(many(allow("other.test"), 5));
+    rules.push(deny_all());
+    let mut node = node(WAYS[1], &rules);
+    node.add_pod("p2", 6);
+    node.engine.told.cache.limits_mut().addresses_per_port_max = 700;
+    let all = addresses(0, 1 << OF_PORT);
+    for _ in 0..6 {
+        for at in 0..OF_PORT {
+            let told = (1_u32..).zip(&all[1..]);
+            let told = told.filter(|(number, _)| number >> at & 1 == 1);
+            let told: Vec<[u8; 4]> = told.map(|(_, address)| *address).collect();
+            node.answer("p1", &format!("n{at}.test"), &told, 36_000);
+        }
+        node.pass(Duration::from_secs(100));
+    }
+    node.answer("p1", "other.test", &[ADDRESS], 36_000);
+    let fresh = addresses(10_000, 50);
+    for name in ["n0.test", "many.test", "many.test"] {
+        node.answer("p1", name, &fresh, 36_000);
+        node.pass(Duration::from_secs(1));
+    }
+    if another_gets_a_group {
+        node.answer("p2", "other.test", &[OTHER], 3600);
+    }
+    node.engine.told.plans.planner().take_planned();
+    node.answer("p1", "many.test", &fresh, 36_000);
+    node.engine.told.plans.planner().take_planned()
+}
+
+/// The number of changes of all groups decides, although the pod has no more groups.
+#[test]
+fn a_repeated_answer_plans_nothing_because_another_pod_gets_a_group() {
+    for another_gets_a_group in [true, false] {
+        let planned = plans_of_a_repeated_answer(another_gets_a_group);
+        assert_eq!(planned, 0, "another gets a group: {another_gets_a_group}");
+    }
+}
+
 /// An address that a rule denies has few flows of its own in a full node. The denial ends, and with the next answer the
 /// mark brings the others back.
 #[test]
