@@ -1,12 +1,6 @@
-//! A hostile reading: room, what the kernel opens, the one judge, networks of Services. Each finding has a control that
-//! passes.
+//! A hostile reading: the one judge, networks of Services. Each finding has a control that passes.
 
-use super::{
-    edits::{WAYS, node},
-    limits::many,
-    starts::is_open,
-    *,
-};
+use super::{starts::is_open, *};
 use crate::{
     ask::view::{Beside, ExplainedAddress, Explanation, Judged, Target, Verdict},
     values::connection::Attempt,
@@ -296,80 +290,4 @@ fn an_attempt_costs_little_more_where_all_rules_have_its_name() {
 fn control_an_attempt_costs_no_more_than_its_rules() {
     let [few, many] = [100, 1600].map(|rules| time_of_a_judgement(rules, false));
     assert!(many < 50 * few, "{many:?}, not {few:?}");
-}
-
-// What the kernel opens.
-
-const FRESH: [u8; 4] = [203, 0, 113, 77];
-
-/// An edit swaps two rules, so that the group of one name has the flows of the other from then on. Its rows and an answer
-/// come in one turn of the agent, at the end of which its commands are carried out. The kernel opens an address by the
-/// former class before that turn, or in it, behind the answer. Then the agent has the record. Returns whether the kernel
-/// goes on marking.
-fn is_marked_by_the_former_class(is_in_turn: bool) -> bool {
-    let a = |ports| many(allow("a.test"), ports);
-    let b = |ports| many(allow("b.test"), ports);
-    let before = [a(2), b(1), deny("bad.test"), deny_all()];
-    let edited = [b(2), a(1), deny("bad.test"), deny_all()];
-    let mut node = node(WAYS[1], &before);
-    node.answer("p1", "www.b.test", &[[203, 0, 113, 50]], 3600);
-    node.answer("p1", "www.a.test", &[ADDRESS], 3600);
-    node.answer("p1", "api.a.test", &[OTHER], 3600);
-    // Flows of its own.
-    node.answer("p1", "bad.test", &[FRESH], 3600);
-    assert_eq!(node.kernel.classes.len(), 1);
-    let former = *node.kernel.classes.values().next().expect("a class");
-    node.set_firewall(&edited);
-    let ifindex = ifindex_of(node.pods["ns1_p1"]);
-    let frame_of = |node: &Node, name: &str, address| {
-        node.to_pod(ifindex, answer_frame(name, &[address], 3600))
-    };
-    let answer = frame_of(&node, "api.a.test", OTHER);
-    let record = frame_of(&node, "cdn.a.test", FRESH);
-    let step = Duration::from_micros(50);
-    let before_turn = node.now;
-    node.now = node.now + step;
-    let until = node.now + Duration::from_secs(3660);
-    node.marks
-        .insert((ifindex, FRESH.into()), (former, until, None));
-    for input in [
-        Input::Nb(NbUpdate {
-            acls: acls(&edited),
-            ..NbUpdate::default()
-        }),
-        Input::Sb(SbUpdate {
-            logical_flows: logical_flows(&edited),
-            ..SbUpdate::default()
-        }),
-    ] {
-        node.engine.handle(input, node.now);
-    }
-    node.now = node.now + step;
-    node.engine
-        .handle_frame(frame(ifindex, node.now, &answer), node.now);
-    node.now = node.now + step;
-    let captured_at = if is_in_turn { node.now } else { before_turn };
-    assert!(
-        node.kernel.classes.values().any(|mark| *mark == former),
-        "no command was carried out"
-    );
-    let record = Frame {
-        opened: true,
-        ..frame(ifindex, captured_at, &record)
-    };
-    node.engine.handle_frame(record, node.now);
-    node.obey();
-    assert!(node.kernel.classes.values().all(|mark| *mark != former));
-    node.marks.contains_key(&(ifindex, FRESH.into()))
-}
-
-/// A class counts as told when the agent decides so, and not when the kernel knows.
-#[test]
-fn the_kernels_mark_by_a_former_class_is_removed_though_the_class_is_back_in_the_same_turn() {
-    assert!(!is_marked_by_the_former_class(true));
-}
-
-#[test]
-fn control_the_kernels_mark_by_a_former_class_is_removed() {
-    assert!(!is_marked_by_the_former_class(false));
 }
