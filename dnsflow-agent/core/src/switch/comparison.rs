@@ -20,8 +20,8 @@ use crate::{
         flow::{Cookie, Ends, FlowChange, FlowKey, InstalledFlow, Sentinel},
         ids::PortId,
         limits::{
-            COMPARE_AGAIN, COMPARE_INTERVAL, RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX,
-            UNKNOWN_MAX, UNKNOWN_OF_GROUPS_MAX,
+            COMPARE_AGAIN, COMPARE_INTERVAL, REFUSED_BATCHES_MAX, RESTORE_DELAY, RESTORE_MAX,
+            RESTORING_MAX, UNKNOWN_MAX, UNKNOWN_OF_GROUPS_MAX,
         },
     },
 };
@@ -77,27 +77,46 @@ pub(super) struct Lost {
 pub(super) struct RefusedBatches {
     /// Those of which the dump under way tells.
     in_dump: BTreeSet<BatchId>,
-    /// Those since.
+    /// Those since, without the first of them if there are too many.
     since: BTreeSet<BatchId>,
+    /// The last one of those that were left out. All before it count as refused.
+    left_out: Option<BatchId>,
+    /// The same for the dump under way.
+    left_out_in_dump: Option<BatchId>,
 }
 
 impl RefusedBatches {
     /// Notes one.
     pub(super) fn note(&mut self, batch: BatchId) {
         self.since.insert(batch);
+        if self.since.len() > REFUSED_BATCHES_MAX {
+            self.left_out = self.left_out.max(self.since.pop_first());
+        }
     }
 
     /// Whether this is one.
     pub(super) fn contain(&self, batch: BatchId) -> bool {
-        self.in_dump.contains(&batch) || self.since.contains(&batch)
+        let is_left_out = Some(batch) <= self.left_out.max(self.left_out_in_dump);
+        is_left_out || self.in_dump.contains(&batch) || self.since.contains(&batch)
     }
 
-    fn dump_begins(&mut self) {
+    /// How many are remembered.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.in_dump.len() + self.since.len()
+    }
+
+    pub(super) fn dump_begins(&mut self) {
         self.in_dump.append(&mut self.since);
+        while self.in_dump.len() > REFUSED_BATCHES_MAX {
+            self.left_out = self.left_out.max(self.in_dump.pop_first());
+        }
+        self.left_out_in_dump = self.left_out_in_dump.max(self.left_out.take());
     }
 
-    fn compared(&mut self) {
+    pub(super) fn compared(&mut self) {
         self.in_dump.clear();
+        self.left_out_in_dump = None;
     }
 }
 

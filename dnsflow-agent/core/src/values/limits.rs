@@ -218,6 +218,9 @@ pub const FLOWS_OF_RULE: usize = 2;
 /// Rules in a snapshot, of all namespaces: the hot thread makes them in one part. Of further namespaces the next agent does
 /// not know which rules the earlier one had.
 pub const SAVED_RULES_MAX: usize = 1 << 14;
+/// Batches with a refused change whose numbers are remembered until a comparison has ended. Beyond, all earlier batches
+/// count as refused until then.
+pub const REFUSED_BATCHES_MAX: usize = 1 << 12;
 /// Changes in one batch: the edge refuses a larger one as a whole. More changes go in several batches.
 pub const CHANGES_PER_BATCH_MAX: usize = 1 << 18;
 /// A pod whose answers change too many flows is reported this often.
