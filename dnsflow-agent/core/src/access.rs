@@ -98,7 +98,7 @@ pub(crate) enum Holder {
 }
 
 /// What became of the marks of an earlier run.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct AdoptedMarks {
     /// How many were adopted.
     pub(crate) adopted: usize,
@@ -106,6 +106,10 @@ pub(crate) struct AdoptedMarks {
     pub(crate) removed: usize,
     /// Whether one stays beside flows that are still to be sent.
     pub(crate) any_stays: bool,
+    /// Addresses that have no group in place of their marks.
+    pub(crate) without_group: Vec<(PortId, MarkFound)>,
+    /// The flows that numbers stood for.
+    pub(crate) flows: FlowsByMark,
 }
 
 /// Logical ports, as OVN knows them, with the addresses of their pods.
@@ -476,9 +480,10 @@ impl Access<'_> {
             let denies = |name: &DomainName| sets.iter().any(|set| set.denies(name));
             let cache = &mut *self.cache;
             let may_end_earlier = cache.deny_names(port_id, address, denies, released);
-            let mut space = cache.space(port_id, address);
-            let found_keys = found.into_iter().flat_map(BTreeMap::keys);
-            space.has.extend(found_keys.map(FlowKey::traffic));
+            if let Some(found) = found {
+                cache.note_former((port_id, address), found.keys().map(FlowKey::traffic));
+            }
+            let space = cache.space(port_id, address);
             let Some(entry) = cache.entry_mut(port_id, address) else {
                 continue;
             };
@@ -729,16 +734,21 @@ impl Access<'_> {
     }
 
     /// The first comparison has ended, and tells which flows there are. Until now it was not known what is open. An
-    /// address that is short of room has the flows that were found, and gets no others in their place. Adds the flows
+    /// address that is short of room has the flows that were found, or those that its mark stood for if it has no group
+    /// now, and gets no others in their place. Adds the flows
     /// that nobody wants to `unknown`, as far as one comparison removes them, and returns whether that is all.
     pub(crate) fn keep_found(
         &mut self,
-        found: BTreeMap<(PortId, IpAddr), FoundFlows>,
+        (found, of_marks): (BTreeMap<(PortId, IpAddr), FoundFlows>, AdoptedMarks),
         comparison: u32,
         unknown: &mut HashMap<FlowKey, InstalledFlow>,
         batch: &mut Batch,
     ) -> bool {
         // First all that is open: the flows of the node are then those that there are, and more.
+        for (key, flows) in &found {
+            let former = flows.keys().map(FlowKey::traffic);
+            self.cache.note_former(*key, former);
+        }
         let mut kept = HashSet::new();
         for ((port, address), flows) in &found {
             if self.cache.is_short(*port, *address) {
@@ -746,6 +756,8 @@ impl Access<'_> {
                 self.cache.forget_unseen(*port, *address, comparison);
                 self.replan_with(*port, [*address], Some(flows), batch);
                 kept.insert((*port, *address));
+            } else {
+                self.cache.forget_former_without_mark((*port, *address));
             }
         }
         let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
@@ -756,6 +768,17 @@ impl Access<'_> {
                 {
                     self.replan_with(port, [address], found.get(&(port, address)), batch);
                 }
+            }
+        }
+        for (port, mark) in of_marks.without_group {
+            let key = (port, mark.address);
+            if let Some(flows) = of_marks.flows.get(&(port, mark.mark))
+                && !found.contains_key(&key)
+                && self.cache.is_short(port, mark.address)
+            {
+                let former = flows.iter().map(|(key, _)| key.traffic());
+                self.cache.note_former_of_mark(key, former.collect());
+                self.replan_with(port, [mark.address], None, batch);
             }
         }
         let mut are_all_taken = true;
@@ -856,6 +879,12 @@ impl Access<'_> {
             self.check_address(port, address);
             self.replan_entries(port, [address], batch);
             let entry = self.cache.entry_mut(port, address);
+            if entry
+                .as_ref()
+                .is_some_and(|entry| entry.adopted.is_none() && entry.installed.group().is_none())
+            {
+                result.without_group.push((port, mark));
+            }
             let entry = entry.filter(|entry| {
                 let opens = entry.adopted.is_some()
                     || entry.installed.group().is_some()
@@ -876,6 +905,7 @@ impl Access<'_> {
             result.removed += usize::from(is_removed);
             result.any_stays |= has_flows && !is_removed;
         }
+        result.flows = flows;
         result
     }
 
@@ -909,7 +939,7 @@ enum RefusalChange {
 pub(crate) type FoundFlows = BTreeMap<FlowKey, Cookie>;
 
 /// Flows of groups with their cookies, by port and mark.
-type FlowsByMark = HashMap<(PortId, u32), Vec<(FlowKey, Cookie)>>;
+pub(crate) type FlowsByMark = HashMap<(PortId, u32), Vec<(FlowKey, Cookie)>>;
 
 /// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.
 fn whose(ports: &Ports, policy: &Policy, port: PortId) -> Option<(String, String)> {

@@ -74,6 +74,8 @@ pub(crate) struct Cache {
     /// The ports that were told names before it was known whether a rule mentions the names, with the number of their
     /// answers that were deferred.
     mention_unknown: BTreeMap<PortId, usize>,
+    /// The addresses with former flows.
+    former: BTreeSet<Key>,
     /// The state of an earlier run.
     earlier: EarlierRun,
     /// How many plans were made, for each port, that have not all flows of their rules.
@@ -144,6 +146,7 @@ impl Cache {
             ending: BTreeSet::new(),
             unconfirmed: BTreeMap::new(),
             mention_unknown: BTreeMap::new(),
+            former: BTreeSet::new(),
             earlier: EarlierRun::default(),
             cut: BTreeMap::new(),
             reading: CounterReading::default(),

@@ -479,8 +479,9 @@ impl Engine {
         }
     }
 
-    /// The commands to carry out, in this order.
+    /// The commands to carry out, in this order. Those of the last call have been carried out.
     pub fn take_commands(&mut self) -> Vec<Command> {
+        self.told.classes.commands_taken(self.out.now());
         std::mem::take(&mut self.out.commands)
     }
 
@@ -782,12 +783,12 @@ impl Engine {
         if let Some(opening) = by_marks {
             switch.opened_by_group(opening, &wait, out);
         }
-        self.classify(&reading, now);
+        self.classify(&reading);
         Some(wait)
     }
 
     /// The kernel may open further addresses of the name's class, if all that the rules ask for is in force.
-    fn classify(&mut self, reading: &ReadAnswer, now: Timestamp) {
+    fn classify(&mut self, reading: &ReadAnswer) {
         let asker = reading.asked.asker;
         let (access, ..) = self.access();
         let in_force: Vec<_> = access.groups_in_force(reading).collect();
@@ -796,7 +797,7 @@ impl Engine {
             let class = names.and_then(|names| NameClass::of(&reading.answer.name, names, is_ipv6));
             if let Some(class) = class {
                 let Told { cache, classes, .. } = &mut self.told;
-                classes.open((asker, class), id, cache.groups(), now);
+                classes.open((asker, class), id, cache.groups());
             }
         }
         self.told.classes.give_out(&mut self.out);

@@ -22,7 +22,7 @@ use crate::{
 
 pub(crate) use batch::{Batch, Expected, Written};
 pub(crate) use flows::{Flows, Presence};
-pub(crate) use groups::{GroupId, Groups};
+pub(crate) use groups::{GroupId, Groups, GroupsVersion};
 
 /// How one address is enforced in switch and kernel.
 #[derive(Debug)]
@@ -216,6 +216,12 @@ impl Installed {
     /// Whether the kernel marks packets to the address.
     pub(crate) fn is_marked(&self) -> bool {
         self.marked().is_some_and(|marked| marked.until.is_some())
+    }
+
+    /// The flows that packets to the address meet by the mark that the kernel has.
+    pub(crate) fn of_mark<'a>(&self, groups: &'a Groups) -> Option<&'a Flows> {
+        let marked = self.marked().filter(|marked| marked.until.is_some())?;
+        groups.flows(marked.told)
     }
 
     /// The flow like this one, whatever the destination, of a group that the kernel is still to be told of.

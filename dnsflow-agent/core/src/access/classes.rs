@@ -28,6 +28,11 @@ pub(crate) struct Classes {
     /// How many there are.
     count: usize,
     changes: Vec<ClassChange>,
+    /// How often the commands were taken.
+    turn: u64,
+    /// The classes whose commands are being carried out, and those whose commands were not taken yet.
+    under_way: Vec<(PortId, NameClass)>,
+    decided: Vec<(PortId, NameClass)>,
 }
 
 /// The classes of one port.
@@ -43,8 +48,10 @@ struct OfPort {
 #[derive(Clone, Copy, Debug)]
 struct ToldGroup {
     group: GroupId,
-    /// When the kernel was told. A mark that it has set before is by former rules.
-    at: Timestamp,
+    /// The turn in which the agent has decided to tell the kernel.
+    turn: u64,
+    /// When the kernel had been told. A mark that it has set before may be by former rules.
+    at: Option<Timestamp>,
 }
 
 impl Classes {
@@ -54,7 +61,6 @@ impl Classes {
         (port, class): (PortId, NameClass),
         id: GroupId,
         groups: &Groups,
-        now: Timestamp,
     ) {
         let (Some(ifindex), Some(mark)) = (groups.interface(port), groups.mark(id)) else {
             return;
@@ -73,8 +79,13 @@ impl Classes {
             return;
         }
         self.count += usize::from(!is_known);
-        let told = ToldGroup { group: id, at: now };
+        let told = ToldGroup {
+            group: id,
+            turn: self.turn,
+            at: None,
+        };
         of_port.groups.insert(class.clone(), told);
+        self.decided.push((port, class.clone()));
         self.changes.push(ClassChange::Set {
             ifindex,
             class,
@@ -86,7 +97,23 @@ impl Classes {
     pub(crate) fn had(&self, port: PortId, class: &NameClass, captured_at: Timestamp) -> bool {
         let of_port = self.of_ports.get(&port);
         let told = of_port.and_then(|of_port| of_port.groups.get(class));
-        told.is_some_and(|told| told.at <= captured_at)
+        let at = told.and_then(|told| told.at);
+        at.is_some_and(|at| at <= captured_at)
+    }
+
+    /// The commands are taken, and those that were taken before have been carried out: the kernel has been told of their
+    /// classes.
+    pub(crate) fn commands_taken(&mut self, now: Timestamp) {
+        self.turn += 1;
+        let decided = std::mem::take(&mut self.decided);
+        for (port, class) in std::mem::replace(&mut self.under_way, decided) {
+            let of_port = self.of_ports.get_mut(&port);
+            let told = of_port.and_then(|of_port| of_port.groups.get_mut(&class));
+            // The class may have gone and come back since.
+            if let Some(told) = told.filter(|told| told.turn + 2 == self.turn) {
+                told.at = Some(now);
+            }
+        }
     }
 
     /// The kernel has opened an address of a class that it knows, which has flows of its own. The next reading of the

@@ -34,14 +34,15 @@ impl Cache {
                     planned,
                     adopted: in_switch.map(|adopted| &adopted.flows).or(found),
                 };
+                let has_adopted = adopted.is_some();
                 let enforced = entry.installed.enforce(place, wanted, groups, batch);
                 entry.cut = enforced.cut;
-                entry.withdrawn = Box::default();
+                entry.forget_former_without_mark();
                 let is_tried = !groups.are_refused(batch.now());
-                entry.tried_in = is_tried.then(|| groups.version());
+                entry.tried_in = is_tried.then(|| groups.version(port));
                 let is_ending = entry.installed.is_ending();
                 let written_in = entry.installed.unconfirmed_in();
-                (enforced, adopted.is_some(), is_ending, written_in)
+                (enforced, has_adopted, is_ending, written_in)
             });
         self.note_unplanned(port, address, false);
         if let Some(room) = enforced.cut {
@@ -108,41 +109,104 @@ impl Cache {
     /// How many flows of its own an address may have now.
     pub(crate) fn room(&self, port: PortId, address: IpAddr) -> Room {
         let entries = &self.port(port).entries;
-        let own = entries.get(address).map_or(0, Entry::flow_count);
-        let of_port = entries.sizes().flows - own;
-        let of_node = self.ports.totals().flows - own;
+        let entry = entries.get(address);
+        let own = entry.map_or(0, Entry::flow_count);
+        let own_if_large = entry.map_or(0, Entry::flow_count_if_large);
+        let of_large = entries.sizes().flows_of_large - own_if_large;
+        let of_node = self.ports.totals().flows_of_large - own_if_large;
         let max = self.limits.flows_per_node_max();
         let reserve = max / 4;
         let is_full = of_node + FLOWS_PER_ADDRESS_MAX > max;
-        let is_reserved = of_node + reserve >= max && of_port >= reserve / self.ports.len().max(1);
+        let is_reserved = of_node + reserve >= max && of_large >= reserve / self.ports.len().max(1);
         if is_full || is_reserved {
             Room::Least
-        } else if of_port >= self.limits.flows_per_port_max() {
+        } else if entries.sizes().flows - own >= self.limits.flows_per_port_max() {
             Room::Little
         } else {
             Room::Usual
         }
     }
 
-    /// The same, with the traffic of the flows that stay.
+    /// How many flows of its own an address may have so that what is open stays open: port and node may have a quarter
+    /// more for that than for flows to come.
+    fn spare(&self, port: PortId, address: IpAddr) -> usize {
+        let entries = &self.port(port).entries;
+        let entry = entries.get(address);
+        let of_port = entries.sizes().flows - entry.map_or(0, Entry::flow_count);
+        let of_node = self.ports.totals().flows_of_large;
+        let of_node = of_node - entry.map_or(0, Entry::flow_count_if_large);
+        let with_quarter = |max: usize| max.saturating_add(max / 4);
+        let left_of_port = with_quarter(self.limits.flows_per_port_max()).saturating_sub(of_port);
+        let left_of_node = with_quarter(self.limits.flows_per_node_max()).saturating_sub(of_node);
+        left_of_port.min(left_of_node)
+    }
+
+    /// The room, with the traffic of the flows that stay. Without any, those of its mark count.
     pub(crate) fn space(&self, port: PortId, address: IpAddr) -> Space {
         let room = self.room(port, address);
         let entry = self.entry(port, address).filter(|_| room < Room::Usual);
-        Space {
-            room,
-            has: entry.into_iter().flat_map(Entry::traffic).collect(),
+        let Some(entry) = entry else {
+            return Space {
+                room,
+                ..Space::default()
+            };
+        };
+        let spare = self.spare(port, address);
+        let mut has: Vec<Traffic> = entry.traffic().collect();
+        if has.is_empty()
+            && let Some(flows) = entry.installed.of_mark(&self.groups)
+            && flows.len() <= spare
+        {
+            has.extend(flows.traffic());
         }
+        Space { room, has, spare }
     }
 
     /// Removes the flows of an entry, or its mark, because it is not known where to write them.
     pub(crate) fn withdraw(&mut self, (port, address): Key, batch: &mut Batch) -> Enforced {
         let entry = self.entry(port, address);
-        let withdrawn: Box<[Traffic]> = entry.into_iter().flat_map(Entry::traffic).collect();
+        let former: Vec<Traffic> = entry.into_iter().flat_map(Entry::traffic).collect();
         let enforced = self.enforce((port, address), Planned::default(), None, batch);
-        self.ports.enforce((port, address), |entry, _| {
-            entry.withdrawn = withdrawn;
-        });
+        self.note_former((port, address), former);
         enforced
+    }
+
+    /// Notes the traffic of former flows of an address. It is forgotten when the address has flows, or once the kernel
+    /// has taken a mark.
+    pub(crate) fn note_former(&mut self, key: Key, former: impl IntoIterator<Item = Traffic>) {
+        let has_some = self.ports.enforce(key, |entry, _| {
+            entry.former = former.into_iter().collect();
+            !entry.former.is_empty()
+        });
+        if has_some {
+            self.former.insert(key);
+        }
+    }
+
+    /// Notes former flows of an address that a mark has stood for, as far as there is room for what is open.
+    pub(crate) fn note_former_of_mark(&mut self, key: Key, former: Vec<Traffic>) {
+        if former.len() <= self.spare(key.0, key.1) {
+            self.note_former(key, former);
+        }
+    }
+
+    /// Forgets the former flows of an address that has no mark in their place.
+    pub(crate) fn forget_former_without_mark(&mut self, key: Key) {
+        self.ports
+            .enforce(key, |entry, _| entry.forget_former_without_mark());
+    }
+
+    /// Forgets the former flows of addresses whose marks the kernel has been told of, and has not refused.
+    pub(super) fn forget_former(&mut self) {
+        let ports = &mut self.ports;
+        self.former.retain(|key| {
+            ports.enforce(*key, |entry, _| {
+                if entry.installed.is_marked() {
+                    entry.former = Box::default();
+                }
+                !entry.former.is_empty()
+            })
+        });
     }
 
     /// Whether an address has not all flows of its rules because others have many, or would not have them now.
@@ -190,7 +254,7 @@ impl Cache {
         };
         let may_be_marked = || {
             let is_new = !entry.is_denied() && entry.installed.group().is_none();
-            let is_tried = entry.tried_in == Some(self.groups.version());
+            let is_tried = entry.tried_in == Some(self.groups.version(port));
             is_new && !entry.is_backend && !is_tried && self.groups.are_tried(port, now)
         };
         let is_more = |room| room < self.room(port, address) || may_be_marked();

@@ -25,11 +25,11 @@ use crate::{
         ports::Key,
         snapshot::SavedEntry,
     },
-    installed::{Flows, Installed, Place},
+    installed::{Flows, GroupsVersion, Installed, Place},
     policy::plan::Room,
     values::{
         flow::Traffic,
-        limits::MARK_SLACK,
+        limits::{FLOWS_OF_RULE, MARK_SLACK},
         name::{DomainName, FromEnd},
     },
 };
@@ -65,6 +65,8 @@ pub(super) struct Sizes {
     pub(super) denied_names: usize,
     /// Flows of their own.
     pub(super) flows: usize,
+    /// Those of them that have addresses with more flows than there is always room for ([`FLOWS_OF_RULE`]).
+    pub(super) flows_of_large: usize,
 }
 
 /// One address that a pod was told.
@@ -83,13 +85,13 @@ pub(crate) struct Entry {
     pub(super) is_backend: bool,
     /// The room by which its rules have not all of their flows, if they have not.
     pub(crate) cut: Option<Room>,
-    /// The traffic of flows that have gone because it is not known where to write them. They count as flows, and come
-    /// back.
-    pub(super) withdrawn: Box<[Traffic]>,
+    /// The traffic of former flows: of those that have gone because it is not known where to write them, or that a start
+    /// has found. They count as flows, and come back, unless a mark replaces them.
+    pub(super) former: Box<[Traffic]>,
     /// The version of the groups ([`Groups::version`]) at its last plan, if a mark could be tried then.
     ///
     /// [`Groups::version`]: crate::installed::Groups::version
-    pub(super) tried_in: Option<u64>,
+    pub(super) tried_in: Option<GroupsVersion>,
     /// When the entry is looked at again, if ever.
     pub(super) look: Look,
 }
@@ -350,9 +352,15 @@ impl Entries {
         let Some(entry) = self.by_address.get_mut(&address) else {
             return T::default();
         };
-        let before = entry.flow_count();
+        let before = (entry.flow_count(), entry.flow_count_if_large());
         let result = change(entry);
-        self.sizes.flows = self.sizes.flows + entry.flow_count() - before;
+        let Sizes {
+            flows,
+            flows_of_large,
+            ..
+        } = &mut self.sizes;
+        *flows = *flows + entry.flow_count() - before.0;
+        *flows_of_large = *flows_of_large + entry.flow_count_if_large() - before.1;
         result
     }
 
@@ -374,6 +382,7 @@ impl Entries {
         }
         let entry = self.by_address.swap_remove(&address)?;
         self.sizes.flows -= entry.flow_count();
+        self.sizes.flows_of_large -= entry.flow_count_if_large();
         Some(*entry)
     }
 }
@@ -381,13 +390,27 @@ impl Entries {
 impl Entry {
     /// How many flows of its own the address should have, or will have again.
     pub(super) fn flow_count(&self) -> usize {
-        self.installed.len() + self.withdrawn.len()
+        self.installed.len().max(self.former.len())
+    }
+
+    /// The same, or none if there is always room for them. Flows in which rules close all ports need no room.
+    pub(super) fn flow_count_if_large(&self) -> usize {
+        let mut own = self.installed.own().into_iter().flat_map(Flows::traffic);
+        let is_large = self.former.len() > FLOWS_OF_RULE || own.nth(FLOWS_OF_RULE).is_some();
+        if is_large { self.flow_count() } else { 0 }
     }
 
     /// Their traffic ([`Flows::traffic`]).
     pub(super) fn traffic(&self) -> impl Iterator<Item = Traffic> {
         let own = self.installed.own().into_iter().flat_map(Flows::traffic);
-        own.chain(self.withdrawn.iter().copied())
+        own.chain(self.former.iter().copied())
+    }
+
+    /// Forgets the former flows, unless a mark is to replace them.
+    pub(super) fn forget_former_without_mark(&mut self) {
+        if self.installed.group().is_none() {
+            self.former = Box::default();
+        }
     }
 
     /// The end of the adopted flows.

@@ -85,6 +85,7 @@ impl Cache {
     /// A comparison has ended, likewise. Addresses that a load balancer leads to get flows in place of their marks, some
     /// at a time. Removes the flows of groups that no address has.
     pub(crate) fn compared(&mut self, comparison: u32, missing: Missing, batch: &mut Batch) {
+        self.forget_former();
         let marked = self.groups.compared(comparison);
         self.mark(marked, batch);
         // What the switch does not take is not waited for.

@@ -53,6 +53,8 @@ pub(super) struct Totals {
     pub(super) other_names: Shares<PortId>,
     /// The number of flows that entries have of their own.
     pub(super) flows: usize,
+    /// Those of them that have addresses with more than there is always room for ([`Sizes::flows_of_large`]).
+    pub(super) flows_of_large: usize,
 }
 
 impl CachedPorts {
@@ -141,6 +143,7 @@ impl CachedPorts {
 impl Totals {
     fn count(&mut self, id: PortId, before: Sizes, after: Sizes) {
         self.flows = self.flows + after.flows - before.flows;
+        self.flows_of_large = self.flows_of_large + after.flows_of_large - before.flows_of_large;
         if after != before {
             self.denied_names.set(id, after.denied_names);
             self.other_names.set(id, after.names - after.denied_names);

@@ -20,6 +20,7 @@ mod kernel_opens;
 mod limits;
 mod model;
 mod policy;
+mod reader13;
 mod refused;
 mod reports;
 mod restart;

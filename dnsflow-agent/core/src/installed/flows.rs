@@ -387,6 +387,7 @@ impl Flows {
     /// The traffic of each flow, but for those that deny all: these are there also without room.
     pub(crate) fn traffic(&self) -> impl Iterator<Item = Traffic> {
         let templates = self.flows.iter().map(|flow| &flow.template);
+        let templates = templates.filter(|flow| !flow.ends_marks());
         let templates = templates.filter(|flow| !flow.denies || flow.transport.is_some());
         templates.map(|template| template.traffic())
     }

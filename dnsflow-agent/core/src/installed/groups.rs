@@ -55,8 +55,27 @@ pub(crate) struct Groups {
     refused_until: Option<Timestamp>,
     /// Those that are not in force any more, since this was last asked for.
     out_of_force: BTreeSet<GroupId>,
-    /// The number of changes so far by which an address could get a group that it could not get before.
+    /// The groups of each port.
+    of_ports: BTreeMap<PortId, OfPort>,
+    /// The number of changes so far by which numbers have become free.
     version: u64,
+}
+
+/// The groups of one port.
+#[derive(Debug, Default)]
+struct OfPort {
+    /// How many there are.
+    groups: usize,
+    /// The number of changes so far by which an address of the port could get one of them, or a further one.
+    version: u64,
+}
+
+/// Another one when an address of a port may get a group that it could not get before.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct GroupsVersion {
+    of_port: u64,
+    /// Of the numbers, unless the port has all groups that it may have.
+    of_numbers: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -89,6 +108,7 @@ impl Groups {
             read_at: None,
             refused_until: None,
             out_of_force: BTreeSet::new(),
+            of_ports: BTreeMap::new(),
             version: 0,
         }
     }
@@ -139,6 +159,15 @@ impl Groups {
     pub(crate) fn closed(&mut self, port: PortId) {
         self.interfaces.remove(&port);
         self.not_attached.remove(&port);
+        self.forget_without_groups(port);
+    }
+
+    /// Forgets a port that is gone, and has no groups any more.
+    fn forget_without_groups(&mut self, port: PortId) {
+        let has_none = |of_port: &OfPort| of_port.groups == 0;
+        if !self.interfaces.contains_key(&port) && self.of_ports.get(&port).is_some_and(has_none) {
+            self.of_ports.remove(&port);
+        }
     }
 
     // Addresses.
@@ -153,10 +182,15 @@ impl Groups {
         self.refused_until.is_some()
     }
 
-    /// Another number when an address may get a group that it could not get before: numbers are free again, or a group
-    /// is new or in force.
-    pub(crate) fn version(&self) -> u64 {
-        self.version
+    /// Another one when an address of a port may get a group that it could not get before: one is new or in force, or
+    /// numbers are free again for a further one.
+    pub(crate) fn version(&self, port: PortId) -> GroupsVersion {
+        let of_port = self.of_ports.get(&port);
+        let is_full = of_port.is_some_and(|of_port| of_port.groups >= GROUPS_PER_PORT_MAX);
+        GroupsVersion {
+            of_port: of_port.map_or(0, |of_port| of_port.version),
+            of_numbers: (!is_full).then_some(self.version),
+        }
     }
 
     /// Whether packets of the port are marked, and a further address is tried.
@@ -180,7 +214,14 @@ impl Groups {
         let group = self.groups.get_mut(&id)?;
         group.addresses += 1;
         // A port that comes again has the same plans, and another id.
-        group.port = port;
+        let former = std::mem::replace(&mut group.port, port);
+        if former != port {
+            self.of_ports.entry(former).or_default().groups -= 1;
+            self.forget_without_groups(former);
+            let of_port = self.of_ports.entry(port).or_default();
+            of_port.groups += 1;
+            of_port.version += 1;
+        }
         Some(id)
     }
 
@@ -211,8 +252,8 @@ impl Groups {
 
     fn make(&mut self, port: PortId, plan: &Plan, batch: &mut Batch) -> Option<GroupId> {
         let now = batch.now();
-        let of_port = self.groups.values().filter(|group| group.port == port);
-        if of_port.count() >= GROUPS_PER_PORT_MAX {
+        let of_port = self.of_ports.get(&port);
+        if of_port.is_some_and(|of_port| of_port.groups >= GROUPS_PER_PORT_MAX) {
             return None;
         }
         let id = self.number(plan, now)?;
@@ -230,7 +271,9 @@ impl Groups {
             waiting: BTreeSet::new(),
         };
         self.groups.insert(id, group);
-        self.version += 1;
+        let of_port = self.of_ports.entry(port).or_default();
+        of_port.groups += 1;
+        of_port.version += 1;
         Some(id)
     }
 
@@ -446,7 +489,7 @@ impl Groups {
             let target = Target::Group(id.mark(mask));
             if !group.in_force && is_there(target, &group.flows) {
                 group.in_force = true;
-                self.version += 1;
+                self.of_ports.entry(group.port).or_default().version += 1;
                 let waiting = std::mem::take(&mut group.waiting);
                 marked.extend(waiting.into_iter().map(|address| (group.port, address)));
             }
@@ -458,7 +501,12 @@ impl Groups {
     /// of an earlier run whose addresses do not wait for their groups.
     pub(crate) fn marks_read(&mut self, reading: Reading) {
         let is_news = self.read_at.replace(reading.since).is_none();
-        self.version += u64::from(is_news);
+        if is_news {
+            self.version += 1;
+            for of_port in self.of_ports.values_mut() {
+                of_port.version += 1;
+            }
+        }
         if !reading.is_first {
             let found = std::mem::take(&mut self.found_former);
             let former = std::mem::replace(&mut self.former, found);
@@ -489,7 +537,10 @@ impl Groups {
                 self.out_of_force.insert(id);
                 self.by_plan.remove(&group.plan);
                 self.resting.insert(id, now + GROUP_RESTS);
-                self.version += 1;
+                let of_port = self.of_ports.entry(group.port).or_default();
+                of_port.groups -= 1;
+                of_port.version += 1;
+                self.forget_without_groups(group.port);
             }
         }
     }

@@ -20,8 +20,8 @@ use crate::{
         flow::{Cookie, Ends, FlowChange, FlowKey, InstalledFlow, Sentinel},
         ids::PortId,
         limits::{
-            COMPARE_AGAIN, COMPARE_INTERVAL, RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX,
-            UNKNOWN_MAX, UNKNOWN_OF_GROUPS_MAX,
+            COMPARE_AGAIN, COMPARE_INTERVAL, REFUSED_BATCHES_MAX, RESTORE_DELAY, RESTORE_MAX,
+            RESTORING_MAX, UNKNOWN_MAX, UNKNOWN_OF_GROUPS_MAX,
         },
     },
 };
@@ -77,27 +77,46 @@ pub(super) struct Lost {
 pub(super) struct RefusedBatches {
     /// Those of which the dump under way tells.
     in_dump: BTreeSet<BatchId>,
-    /// Those since.
+    /// Those since, without the first of them if there are too many.
     since: BTreeSet<BatchId>,
+    /// The last one of those that were left out. All before it count as refused.
+    left_out: Option<BatchId>,
+    /// The same for the dump under way.
+    left_out_in_dump: Option<BatchId>,
 }
 
 impl RefusedBatches {
     /// Notes one.
     pub(super) fn note(&mut self, batch: BatchId) {
         self.since.insert(batch);
+        if self.since.len() > REFUSED_BATCHES_MAX {
+            self.left_out = self.left_out.max(self.since.pop_first());
+        }
     }
 
     /// Whether this is one.
     pub(super) fn contain(&self, batch: BatchId) -> bool {
-        self.in_dump.contains(&batch) || self.since.contains(&batch)
+        let is_left_out = Some(batch) <= self.left_out.max(self.left_out_in_dump);
+        is_left_out || self.in_dump.contains(&batch) || self.since.contains(&batch)
     }
 
-    fn dump_begins(&mut self) {
+    /// How many are remembered.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.in_dump.len() + self.since.len()
+    }
+
+    pub(super) fn dump_begins(&mut self) {
         self.in_dump.append(&mut self.since);
+        while self.in_dump.len() > REFUSED_BATCHES_MAX {
+            self.left_out = self.left_out.max(self.in_dump.pop_first());
+        }
+        self.left_out_in_dump = self.left_out_in_dump.max(self.left_out.take());
     }
 
-    fn compared(&mut self) {
+    pub(super) fn compared(&mut self) {
         self.in_dump.clear();
+        self.left_out_in_dump = None;
     }
 }
 
@@ -437,11 +456,12 @@ impl Switch {
         // There are some in the first comparison alone.
         let of_marks = access.adopt_marks(marks, &unknown, number, &mut batch);
         adopted += of_marks.adopted;
-        let removed_marks = of_marks.removed;
+        let (removed_marks, any_mark_stays) = (of_marks.removed, of_marks.any_stays);
         out.counters.marks_removed += removed_marks as u64;
         let found = std::mem::take(&mut self.comparison.found);
         if self.comparison.ended == 1 {
-            let are_all_taken = access.keep_found(found, number, &mut unknown, &mut unsent);
+            let are_all_taken =
+                access.keep_found((found, of_marks), number, &mut unknown, &mut unsent);
             if !are_all_taken {
                 are_all_found = false;
                 self.compare_by(now);
@@ -469,7 +489,7 @@ impl Switch {
             !stays
         });
         let some_stayed = std::mem::replace(&mut self.comparison.some_stay, !stay.is_empty());
-        if self.comparison.some_stay && !some_stayed || of_marks.any_stays {
+        if self.comparison.some_stay && !some_stayed || any_mark_stays {
             self.compare_by(now + COMPARE_AGAIN);
         }
         let (added, missing) = self.find_lost(access, since);

@@ -6,7 +6,10 @@ use crate::{
     io::input::FlowQuestion,
     values::{
         flow::{Addresses, Cookie, Ends, FlowBody},
-        limits::{CHANGES_UNDER_WAY_MAX, COUNT_DELAY, KEEP_FLOWS_S, REMOVALS_WAITING_MAX},
+        limits::{
+            CHANGES_UNDER_WAY_MAX, COUNT_DELAY, KEEP_FLOWS_S, REFUSED_BATCHES_MAX,
+            REMOVALS_WAITING_MAX,
+        },
     },
 };
 
@@ -912,4 +915,29 @@ fn removals_between_two_addresses_stay_together_beyond_the_limit() {
     let sent = setup.changes();
     let together = of_two.iter().filter(|removal| sent.contains(removal));
     assert_ne!(together.count(), 1);
+}
+
+/// The switch refuses batches, and no comparison ends. All of them count as refused until one does that has begun later.
+#[test]
+fn refused_batches_have_a_limit_and_none_is_forgotten() {
+    let mut refused = RefusedBatches::default();
+    let many = 3 * REFUSED_BATCHES_MAX as u64;
+    let contains_all = |refused: &RefusedBatches, ids: std::ops::Range<u64>| {
+        ids.map(BatchId).all(|id| refused.contain(id))
+    };
+    for id in 0..many {
+        if id % 1000 == 999 {
+            refused.dump_begins();
+        }
+        refused.note(BatchId(id));
+        assert!(refused.len() <= 2 * REFUSED_BATCHES_MAX);
+    }
+    assert!(contains_all(&refused, 0..many));
+    assert!(!refused.contain(BatchId(many)));
+    refused.dump_begins();
+    assert!(contains_all(&refused, 0..many));
+    refused.note(BatchId(many));
+    refused.compared();
+    assert!((0..many).all(|id| !refused.contain(BatchId(id))));
+    assert!(refused.contain(BatchId(many)));
 }

@@ -111,8 +111,9 @@ impl CacheLimits {
     }
 
     /// Flows that all addresses of all ports have together before each further one has room for [`FLOWS_OF_RULE`]: two for
-    /// each name. The last quarter is for ports with less than their equal share of it. So all addresses have twice as
-    /// many at most, and the flows in which rules close all ports.
+    /// each name. Addresses with no more flows than that do not count. The last quarter is for ports with less than their
+    /// equal share of it. A quarter more is there for what is open. So all addresses have two and a quarter times as many
+    /// at most, and the flows in which rules close all ports.
     pub fn flows_per_node_max(&self) -> usize {
         self.names_per_node_max.saturating_mul(2)
     }
@@ -120,7 +121,8 @@ impl CacheLimits {
     /// Flows that a first comparison has found, and that the addresses do not have yet: as many as an earlier run may
     /// have left. What is beyond is removed, as if there were no address.
     pub fn flows_found_max(&self) -> usize {
-        self.flows_per_node_max().saturating_mul(2)
+        let max = self.flows_per_node_max();
+        max.saturating_mul(2).saturating_add(max / 4)
     }
 
     /// The limit of denied names on the node: a quarter of all names, as many as the node's budget lets change flows
@@ -216,6 +218,9 @@ pub const FLOWS_OF_RULE: usize = 2;
 /// Rules in a snapshot, of all namespaces: the hot thread makes them in one part. Of further namespaces the next agent does
 /// not know which rules the earlier one had.
 pub const SAVED_RULES_MAX: usize = 1 << 14;
+/// Batches with a refused change whose numbers are remembered until a comparison has ended. Beyond, all earlier batches
+/// count as refused until then.
+pub const REFUSED_BATCHES_MAX: usize = 1 << 12;
 /// Changes in one batch: the edge refuses a larger one as a whole. More changes go in several batches.
 pub const CHANGES_PER_BATCH_MAX: usize = 1 << 18;
 /// A pod whose answers change too many flows is reported this often.

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use dnsflow_common::question::Depth;
 
-use super::{limits::many, starts::edit, *};
+use super::{edits, limits::many, starts::edit, *};
 use crate::io::input::{ClassChange, MarkChange};
 
 const MASK: u32 = 0xffe0_0000;
@@ -318,5 +318,74 @@ fn an_address_that_is_refused_meanwhile_is_closed_though_it_has_flows() {
             ..frame(ifindex, captured_at, &bytes)
         });
         assert!(!is_marked(&node, FRESH), "denied: {is_denied}");
+    }
+}
+
+/// An edit swaps two rules, so that the group of one name has the flows of the other from then on. Its rows and an answer
+/// come in one turn of the agent, at the end of which its commands are carried out. The kernel opens an address by the
+/// former class before that turn, or in it, behind the answer. Then the agent has the record. Returns whether the kernel
+/// goes on marking.
+fn is_marked_by_the_former_class(is_in_turn: bool) -> bool {
+    let a = |ports| many(allow("a.test"), ports);
+    let b = |ports| many(allow("b.test"), ports);
+    let before = [a(2), b(1), deny("bad.test"), deny_all()];
+    let edited = [b(2), a(1), deny("bad.test"), deny_all()];
+    let mut node = edits::node(Some(MASK), &before);
+    node.answer("p1", "www.b.test", &[[203, 0, 113, 50]], 3600);
+    node.answer("p1", "www.a.test", &[ADDRESS], 3600);
+    node.answer("p1", "api.a.test", &[OTHER], 3600);
+    // Flows of its own.
+    node.answer("p1", "bad.test", &[FRESH], 3600);
+    assert_eq!(node.kernel.classes.len(), 1);
+    let former = *node.kernel.classes.values().next().expect("a class");
+    node.set_firewall(&edited);
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    let frame_of = |node: &Node, name: &str, address| {
+        node.to_pod(ifindex, answer_frame(name, &[address], 3600))
+    };
+    let answer = frame_of(&node, "api.a.test", OTHER);
+    let record = frame_of(&node, "cdn.a.test", FRESH);
+    let step = Duration::from_micros(50);
+    let before_turn = node.now;
+    node.now = node.now + step;
+    let until = node.now + Duration::from_secs(3660);
+    node.marks
+        .insert((ifindex, FRESH.into()), (former, until, None));
+    for input in [
+        Input::Nb(NbUpdate {
+            acls: acls(&edited),
+            ..NbUpdate::default()
+        }),
+        Input::Sb(SbUpdate {
+            logical_flows: logical_flows(&edited),
+            ..SbUpdate::default()
+        }),
+    ] {
+        node.engine.handle(input, node.now);
+    }
+    node.now = node.now + step;
+    node.engine
+        .handle_frame(frame(ifindex, node.now, &answer), node.now);
+    node.now = node.now + step;
+    let captured_at = if is_in_turn { node.now } else { before_turn };
+    assert!(
+        node.kernel.classes.values().any(|mark| *mark == former),
+        "no command was carried out"
+    );
+    let record = Frame {
+        opened: true,
+        ..frame(ifindex, captured_at, &record)
+    };
+    node.engine.handle_frame(record, node.now);
+    node.obey();
+    assert!(node.kernel.classes.values().all(|mark| *mark != former));
+    node.marks.contains_key(&(ifindex, FRESH.into()))
+}
+
+/// A class counts from the time on at which the kernel has been told.
+#[test]
+fn the_kernels_mark_by_a_former_class_is_removed_though_the_class_is_back_in_the_same_turn() {
+    for is_in_turn in [true, false] {
+        assert!(!is_marked_by_the_former_class(is_in_turn), "{is_in_turn}");
     }
 }

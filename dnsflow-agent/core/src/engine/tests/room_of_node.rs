@@ -13,9 +13,9 @@ use super::{
 use crate::values::limits::UNKNOWN_MAX;
 
 /// Limits of the node in these tests: of names, and of flows that all addresses have of their own. Each further address
-/// has two more, and each denied name has one beyond.
+/// has two more, open ones a quarter of the first, and each denied name has one beyond.
 const NAMES: usize = 1000;
-const FLOWS_MAX: usize = 2 * 2 * NAMES + NAMES / 4;
+const FLOWS_MAX: usize = 2 * 2 * NAMES + NAMES / 2 + NAMES / 4;
 
 /// Five pods with their hosts.
 fn five_pods() -> Vec<(u8, String)> {
@@ -164,6 +164,39 @@ fn flows_of_all_pods_have_a_limit_though_each_has_its_share_before_it_has_few() 
         flows <= 2 * max,
         "{alone}, then {shares}, then {flows}, of twice {max}"
     );
+}
+
+/// Pods with more than their shares are told further addresses, each of which has two flows.
+#[test]
+fn pods_with_more_than_their_shares_leave_the_last_quarter_to_others() {
+    let rules = [
+        many(allow("many.test"), 50),
+        many(allow("few.test"), 2),
+        deny_all(),
+    ];
+    for go_on in [true, false] {
+        let mut node = node(None, &rules);
+        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        let pods = [(6, "p2"), (7, "p3"), (8, "p4")];
+        for (host, pod) in pods {
+            node.add_pod(pod, host);
+            node.answer(pod, "many.test", &addresses(0, 12), 3600);
+            node.pass(Duration::from_secs(5));
+        }
+        for (_, pod) in pods {
+            for at in 0..if go_on { 2 } else { 0 } {
+                let told = addresses(1000 + 100 * at, 100);
+                node.answer(pod, &format!("n{at}.few.test"), &told, 3600);
+            }
+        }
+        node.engine.told.cache.check();
+        let of_few = own_of(&node, 6).into_values();
+        let of_few = of_few.filter(|flows| *flows == 2).count();
+        assert_eq!(of_few, if go_on { 200 } else { 0 });
+        node.answer("p1", "many.test", &[ADDRESS], 3600);
+        node.pass(Duration::from_secs(5));
+        assert_eq!(open_addresses(&node), 1, "others go on: {go_on}");
+    }
 }
 
 /// Pods come one after another, or are there at once, and each takes the share of its time.
@@ -438,6 +471,212 @@ fn a_start_closes_nothing_in_a_full_node_though_marks_are_refused() {
         read_all(&mut node, &before, &pods, &rules);
         node.pass(2 * COMPARE_INTERVAL);
         assert!(is_open(&node, ADDRESS, 1), "filled: {is_filled}");
+    }
+}
+
+/// Four pods that fill the node, with their hosts. A start plans them first.
+const OTHERS: [(u8, &str); 4] = [(1, "p2"), (2, "p3"), (3, "p4"), (4, "p5")];
+
+/// The kernel has no room for marks, and so 20 addresses of a pod have flows of their own. Other pods fill the node with
+/// such addresses, or do not.
+fn without_marks(is_filled: bool, rules: &[Rule]) -> Node {
+    let mut node = node(WAYS[1], rules);
+    node.refuses_marks = true;
+    node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+    node.answer("p1", "many.test", &addresses(0, 20), 3600);
+    node.pass(Duration::from_secs(5));
+    for (host, pod) in OTHERS {
+        node.add_pod(pod, host);
+        if is_filled {
+            node.answer(pod, "many.test", &addresses(0, 20), 3600);
+        }
+    }
+    node.pass(Duration::from_secs(90));
+    assert_eq!(open_addresses(&node), 20);
+    node
+}
+
+/// How many addresses of the first pod have all of their 50 flows.
+fn open_addresses(node: &Node) -> usize {
+    let own = own_of(node, 5).into_values();
+    own.filter(|flows| *flows == 50).count()
+}
+
+/// The next agent starts with the snapshot of the one before it.
+fn next_agent(before: &mut Node, way: Option<u32>, pods: &[(u8, &str)], rules: &[Rule]) -> Node {
+    let saved = before.engine.saved(before.now);
+    let refuses_marks = before.refuses_marks;
+    let mut node = started(before, &[], config(way));
+    node.refuses_marks = refuses_marks;
+    node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+    node.engine.load_snapshot(saved, node.now);
+    let pods: Vec<(u8, String)> = pods
+        .iter()
+        .map(|(host, pod)| (*host, (*pod).to_owned()))
+        .collect();
+    read_all(&mut node, before, &pods, rules);
+    node
+}
+
+/// The flows of many addresses go for marks at a start, and the kernel refuses these. The switch has the flows until then,
+/// and so they count.
+#[test]
+fn a_start_closes_nothing_in_a_full_node_though_many_marks_are_refused() {
+    let rules = [many(allow("many.test"), 50), deny_all()];
+    for is_filled in [true, false] {
+        let mut before = without_marks(is_filled, &rules);
+        let pods = [&OTHERS[..], &[(5, "p1")]].concat();
+        let mut node = next_agent(&mut before, WAYS[1], &pods, &rules);
+        node.pass(2 * COMPARE_INTERVAL);
+        node.engine.told.cache.check();
+        assert_eq!(open_addresses(&node), 20, "filled: {is_filled}");
+    }
+}
+
+/// With a kernel that takes marks again, flows go for marks, and leave their room to others.
+#[test]
+fn flows_of_an_earlier_run_count_until_the_kernel_has_marks_in_their_place() {
+    let rules = [many(allow("many.test"), 50), deny_all()];
+    let mut before = without_marks(false, &rules);
+    before.refuses_marks = false;
+    let mut node = next_agent(&mut before, WAYS[1], &[(5, "p1")], &rules);
+    node.pass(2 * COMPARE_INTERVAL);
+    node.engine.told.cache.check();
+    assert_eq!((node.marks.len(), open_addresses(&node)), (20, 0));
+    let flows = node.engine.flow_count();
+    assert!(flows < 2 * 50, "{flows}");
+}
+
+/// The logical port of the pod goes and comes back.
+#[test]
+fn a_logical_port_that_comes_back_has_its_ports_though_marks_are_refused() {
+    let rules = [many(allow("many.test"), 50), deny_all()];
+    for is_filled in [true, false] {
+        let mut node = without_marks(is_filled, &rules);
+        let row = node.remove_logical_port("p1");
+        node.pass(Duration::from_secs(1));
+        node.add_logical_port("p1", 5, row);
+        node.pass(Duration::from_secs(25));
+        node.engine.told.cache.check();
+        assert_eq!(open_addresses(&node), 20, "filled: {is_filled}");
+    }
+}
+
+/// What happens to an address with the only number, whose pod has no flows of its own.
+#[derive(Clone, Copy, Debug)]
+enum Happens {
+    /// The agent starts anew, and another plan gets the number.
+    Start,
+    /// A name of another allowed rule leads to the address as well.
+    FurtherName,
+    /// An edit adds a port to the rule.
+    Edit,
+    /// A rule comes to deny a name of the address.
+    Denial,
+}
+
+/// Other pods fill the node with flows, or do not.
+#[test]
+fn a_marked_address_of_a_full_node_does_not_close_though_no_number_is_left() {
+    let rules = |ports| {
+        [
+            many(allow("many.test"), ports),
+            many(allow("few.test"), 2),
+            many(deny("bad.test"), 1),
+            many(allow("wide.test"), 120),
+            deny_all(),
+        ]
+    };
+    let mut closed = Vec::new();
+    for happens in [
+        Happens::Start,
+        Happens::FurtherName,
+        Happens::Edit,
+        Happens::Denial,
+    ] {
+        for is_filled in [true, false] {
+            let mut node = node(ONE_NUMBER, &rules(50));
+            node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+            node.answer("p1", "many.test", &[ADDRESS], 3600);
+            node.pass(Duration::from_secs(5));
+            assert_eq!((node.marks.len(), own(&node)), (1, 0));
+            for (host, pod) in OTHERS {
+                node.add_pod(pod, host);
+                let told = if is_filled { 20 } else { 1 };
+                node.answer(pod, "wide.test", &addresses(0, told), 3600);
+            }
+            node.pass(Duration::from_secs(5));
+            match happens {
+                Happens::Start => {
+                    let pods = [&OTHERS[..], &[(5, "p1")]].concat();
+                    node = next_agent(&mut node, ONE_NUMBER, &pods, &rules(50));
+                    node.pass(2 * COMPARE_INTERVAL);
+                }
+                Happens::FurtherName => node.answer("p1", "few.test", &[ADDRESS], 3600),
+                Happens::Edit => edit(&mut node, &rules(51)),
+                Happens::Denial => node.answer("p1", "bad.test", &[ADDRESS], 3600),
+            }
+            node.pass(COMPARE_INTERVAL);
+            node.engine.told.cache.check();
+            let own = own_of(&node, 5);
+            let own = own.get(&IpAddr::from(ADDRESS)).copied().unwrap_or_default();
+            if own < 50 || !is_open(&node, ADDRESS, 0) {
+                closed.push(format!("{happens:?}, filled: {is_filled}, flows: {own}"));
+            }
+        }
+    }
+    assert_eq!(closed, [] as [String; 0]);
+}
+
+/// A rule for all ports comes to be one for some.
+#[test]
+fn ports_of_a_rule_for_all_ports_stay_open_in_a_full_node_when_it_lists_them() {
+    let rules = |ports| {
+        let opens = match ports {
+            0 => allow("example.com"),
+            ports => many(allow("example.com"), ports),
+        };
+        [opens, many(allow("wide.test"), 120), deny_all()]
+    };
+    for is_filled in [true, false] {
+        let mut node = node(None, &rules(0));
+        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        node.answer("p1", "example.com", &[ADDRESS], 3600);
+        for (host, pod) in OTHERS {
+            node.add_pod(pod, host);
+            let told = if is_filled { 20 } else { 1 };
+            node.answer(pod, "wide.test", &addresses(0, told), 3600);
+        }
+        edit(&mut node, &rules(40));
+        node.pass(Duration::from_secs(1));
+        node.engine.told.cache.check();
+        let own = own_of(&node, 5);
+        assert_eq!(own.get(&ADDRESS.into()), Some(&40), "filled: {is_filled}");
+        // A further address has two at most.
+        node.answer("p1", "example.com", &[OTHER], 3600);
+        let own = own_of(&node, 5);
+        assert_eq!(own.contains_key(&OTHER.into()), !is_filled);
+    }
+}
+
+/// Without numbers, marks come to be flows: of no more than a quarter beyond the limit of the node.
+#[test]
+fn flows_of_all_pods_have_a_limit_though_marks_come_to_be_flows() {
+    let rules = |ports| [many(allow("many.test"), ports), deny_all()];
+    let mut node = node(Some(0xe000_0000), &rules(100));
+    node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+    for (host, pod) in five_pods() {
+        node.add_pod(&pod, host);
+        node.answer(&pod, "many.test", &addresses(0, 40), 3600);
+    }
+    node.pass(Duration::from_secs(5));
+    assert_eq!((node.marks.len(), own(&node)), (200, 0));
+    for ports in [101, 102, 103] {
+        edit(&mut node, &rules(ports));
+        node.pass(Duration::from_secs(5));
+        node.engine.told.cache.check();
+        let flows = own(&node);
+        assert!(flows <= FLOWS_MAX, "{flows}");
     }
 }
 
@@ -880,6 +1119,52 @@ fn a_repeated_answer_plans_nothing_for_addresses_that_get_no_mark() {
     }
 }
 
+/// A pod has all groups that it may have, and further addresses without a mark, which are cut. Another pod may get a
+/// group. Returns how many plans a repeated answer of 50 addresses makes.
+fn plans_of_a_repeated_answer(another_gets_a_group: bool) -> usize {
+    const OF_PORT: u32 = 8;
+    let mut rules: Vec<Rule> = (0..OF_PORT)
+        .map(|at| many(allow(&format!("n{at}.test")), 2))
+        .collect();
+    rules.push(many(allow("many.test"), 200));
+    rules.push(many(allow("other.test"), 5));
+    rules.push(deny_all());
+    let mut node = node(WAYS[1], &rules);
+    node.add_pod("p2", 6);
+    node.engine.told.cache.limits_mut().addresses_per_port_max = 700;
+    let all = addresses(0, 1 << OF_PORT);
+    for _ in 0..6 {
+        for at in 0..OF_PORT {
+            let told = (1_u32..).zip(&all[1..]);
+            let told = told.filter(|(number, _)| number >> at & 1 == 1);
+            let told: Vec<[u8; 4]> = told.map(|(_, address)| *address).collect();
+            node.answer("p1", &format!("n{at}.test"), &told, 36_000);
+        }
+        node.pass(Duration::from_secs(100));
+    }
+    node.answer("p1", "other.test", &[ADDRESS], 36_000);
+    let fresh = addresses(10_000, 50);
+    for name in ["n0.test", "many.test", "many.test"] {
+        node.answer("p1", name, &fresh, 36_000);
+        node.pass(Duration::from_secs(1));
+    }
+    if another_gets_a_group {
+        node.answer("p2", "other.test", &[OTHER], 3600);
+    }
+    node.engine.told.plans.planner().take_planned();
+    node.answer("p1", "many.test", &fresh, 36_000);
+    node.engine.told.plans.planner().take_planned()
+}
+
+/// The number of changes of all groups decides, although the pod has no more groups.
+#[test]
+fn a_repeated_answer_plans_nothing_because_another_pod_gets_a_group() {
+    for another_gets_a_group in [true, false] {
+        let planned = plans_of_a_repeated_answer(another_gets_a_group);
+        assert_eq!(planned, 0, "another gets a group: {another_gets_a_group}");
+    }
+}
+
 /// An address that a rule denies has few flows of its own in a full node. The denial ends, and with the next answer the
 /// mark brings the others back.
 #[test]
@@ -895,7 +1180,7 @@ fn an_address_that_is_not_denied_any_more_has_all_ports_by_its_mark() {
     };
     let mut node = four_pods(WAYS[1], &rules(true));
     fill(&mut node);
-    for name in ["example.com", "other.test"] {
+    for name in ["other.test", "example.com"] {
         node.answer("p1", name, &[ADDRESS], 600);
         node.pass(Duration::from_secs(1));
     }

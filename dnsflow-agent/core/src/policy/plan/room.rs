@@ -61,8 +61,10 @@ impl Room {
 pub struct Space {
     /// How many it may have beside those for `has`.
     pub room: Room,
-    /// The traffic of its flows, once for each flow, where the room is not the usual one.
+    /// The traffic of its flows, or of those of its mark, once for each flow, where the room is not the usual one.
     pub has: Vec<Traffic>,
+    /// How many flows it may have so that ports stay open that are open without a flow for each.
+    pub spare: usize,
 }
 
 /// The flows of an address that follow from its rules.
@@ -280,8 +282,8 @@ impl Planner {
     }
 
     /// Of the rules that fit into the usual room, the flows in less room. Those for traffic that the address has flows
-    /// for stay, at whatever place. The others share the rest. A rule that allows and does not fit has the former
-    /// alone.
+    /// for stay, at whatever place. A flow for all traffic stands for flows for some of it. The others share the
+    /// rest. A rule that allows and does not fit has the former alone.
     fn in_space(
         &mut self,
         facts: PortFacts<'_>,
@@ -304,16 +306,20 @@ impl Planner {
             *has.entry(*traffic).or_default() += 1;
         }
         let mut kept: Vec<((usize, usize), Arc<FlowTemplate>)> = Vec::new();
-        let mut missing: HashMap<(usize, usize), usize> = HashMap::new();
+        let mut missing = Vec::new();
         let (mut decided, mut undecided) = (HashMap::new(), HashSet::new());
         for (place, flow) in all {
-            match (has.get_mut(&flow.traffic()), decided.get(&flow.packets())) {
+            let (table, registers, (src, transport)) = flow.packets();
+            let of_same = |transport| (table, Arc::clone(&registers), (src, transport));
+            let by_same = decided.get(&of_same(transport));
+            let first = by_same.or_else(|| decided.get(&of_same(None)));
+            match (has.get_mut(&flow.traffic()), first) {
                 (Some(left), _) if *left > 0 => {
                     *left -= 1;
                     decided.entry(flow.packets()).or_insert(Arc::clone(&flow));
                     kept.push((place, flow));
                 }
-                (_, None) => *missing.entry(place).or_default() += 1,
+                (_, None) => missing.push((place, flow)),
                 (_, Some(first)) if *first == flow => {}
                 // It decides over no packet, and stays away.
                 (_, Some(_)) => {
@@ -321,8 +327,25 @@ impl Planner {
                 }
             }
         }
+        let for_all = space
+            .has
+            .iter()
+            .filter(|(_, transport)| transport.is_none());
+        let for_all: HashSet<IpAddr> = for_all.map(|(src, _)| *src).collect();
+        let (stay, missing): (Vec<_>, Vec<_>) = missing
+            .into_iter()
+            .partition(|(_, flow)| for_all.contains(&flow.src));
+        let (stay, missing) = match kept.len() + stay.len() <= space.spare {
+            true => (stay, missing),
+            false => (Vec::new(), [stay, missing].concat()),
+        };
+        kept.extend(stay);
         let room = space.room.flows().saturating_sub(kept.len());
-        let count = |place| missing.get(&place).copied().unwrap_or_default();
+        let mut counts: HashMap<(usize, usize), usize> = HashMap::new();
+        for (place, _) in missing {
+            *counts.entry(place).or_default() += 1;
+        }
+        let count = |place| counts.get(&place).copied().unwrap_or_default();
         let less = fitting_in(room, facts.sets, (&whole, false), count);
         let cut = match less {
             Some(_) => Some(space.room),

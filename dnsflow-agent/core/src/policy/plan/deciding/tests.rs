@@ -129,7 +129,7 @@ proptest! {
             let many = ManyNames {
                 names: names.iter(),
                 basis,
-                space: Space { room, has: Vec::new() },
+                space: Space { room, ..Space::default() },
                 known,
                 further: Some(&matched),
                 may_stay: event % 2 == 0,
@@ -138,7 +138,7 @@ proptest! {
             let mut all = matched_by_any(&sets, names.iter());
             let denies = |place: &(usize, usize)| sets[place.0].rules()[place.1].action == RuleAction::Deny;
             all.retain(|place| !denials_only || denies(place));
-            let wanted = planner.for_rules(facts, to, &all, &Space { room, has: Vec::new() });
+            let wanted = planner.for_rules(facts, to, &all, &Space { room, ..Space::default() });
             let planned = planned.or(last).expect("a plan stays that was made");
             prop_assert_eq!(planned.cut_of_own(), wanted.cut_of_own());
             prop_assert_eq!((&planned.plan, planned.is_cut), (&wanted.plan, wanted.is_cut));
