@@ -20,7 +20,6 @@ mod kernel_opens;
 mod limits;
 mod model;
 mod policy;
-mod reader13;
 mod refused;
 mod reports;
 mod restart;
