@@ -27,8 +27,8 @@ use crate::{
     policy::{
         Mention, Policy,
         plan::{
-            Basis, FormerFlows, ManyNames, MatchedRules, Planned, Planner, PortFacts, RuleInPlace,
-            Space, in_order, keys_of, matched_by_any,
+            Basis, FormerFlows, ManyNames, MatchedRules, Planned, Planner, PortFacts, Room,
+            RuleInPlace, Space, in_order, keys_of, matched_by_any,
         },
         refused::{ChangedNetworks, Recheck, Refusal, Refused, RefusedAddresses},
         rules::ChangedRules,
@@ -423,17 +423,19 @@ impl Access<'_> {
         self.replan_entries(port, self.cache.addresses(port), batch);
     }
 
-    /// Plans the entries of a port again to which these rules matter, or mattered before.
+    /// Plans the entries of a port again to which these rules matter, or mattered before. Returns the addresses that are
+    /// short of room: others may make room behind them.
+    #[must_use]
     pub(crate) fn replan_changed(
         &mut self,
         port: PortId,
         changed: &ChangedRules,
         batch: &mut Batch,
-    ) {
-        let ChangedRules::Of(names) = changed else {
-            return self.replan(port, batch);
-        };
+    ) -> Vec<IpAddr> {
         self.forget_classes(port, batch);
+        let ChangedRules::Of(names) = changed else {
+            return self.replan_with(port, self.cache.addresses(port), None, batch);
+        };
         let entries = &self.cache.port(port).entries;
         // Adopted flows have no names: each rule matters to them.
         let mut addresses: BTreeSet<IpAddr> = entries.adopting().collect();
@@ -442,6 +444,18 @@ impl Access<'_> {
         for name in names {
             addresses.extend(self.cache.port(port).entries.below(name));
         }
+        self.replan_with(port, addresses, None, batch)
+    }
+
+    /// Plans entries again that were short of room, if they have more now.
+    pub(crate) fn replan_short(
+        &mut self,
+        port: PortId,
+        mut addresses: Vec<IpAddr>,
+        batch: &mut Batch,
+    ) {
+        let now = batch.now();
+        addresses.retain(|address| self.cache.has_room_again(port, *address, now));
         self.replan_entries(port, addresses, batch);
     }
 
@@ -455,17 +469,18 @@ impl Access<'_> {
         self.replan_with(port, addresses, None, batch);
     }
 
-    /// The same; the flows in `found` are in the switch already.
+    /// The same; the flows in `found` are in the switch already. Returns the addresses that are short of room.
     fn replan_with(
         &mut self,
         port_id: PortId,
         addresses: impl IntoIterator<Item = IpAddr>,
         found: Option<&FoundFlows>,
         batch: &mut Batch,
-    ) {
+    ) -> Vec<IpAddr> {
         let now = batch.now();
+        let mut short = Vec::new();
         let Some(port) = self.ports.get(port_id) else {
-            return;
+            return short;
         };
         let sets = self.policy.sets(&port.row);
         let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
@@ -508,6 +523,9 @@ impl Access<'_> {
                     cache.withdraw((port_id, address), batch)
                 }
             };
+            if enforced.cut.is_some_and(|room| room < Room::Usual) {
+                short.push(address);
+            }
             if let Some(awaited) = self.cache.awaits(port_id, address) {
                 batch.awaits(awaited);
             }
@@ -524,6 +542,7 @@ impl Access<'_> {
         if opens {
             batch.end_gap();
         }
+        short
     }
 
     /// Until when a name counts at least that no rule denies any more: as long as an address out of use, so that

@@ -963,14 +963,19 @@ impl Engine {
         }
         let (mut access, ..) = self.access();
         let mut gone = BTreeSet::new();
+        let mut short = Vec::new();
         for (id, changed) in concerned {
-            access.replan_changed(id, &changed, batch);
+            short.push((id, access.replan_changed(id, &changed, batch)));
             let port = access.ports.get(id);
             if port.is_some_and(|port| access.policy.tunnel_keys(&port.row).is_none()) {
                 gone.extend(access.ports.addresses(id));
             } else if changed == ChangedRules::All {
                 edited.push(id);
             }
+        }
+        // The edit may have taken more flows from one address than it has given to another before it.
+        for (id, addresses) in short {
+            access.replan_short(id, addresses, batch);
         }
         // After an edit, no flow of the former rules waits, and none of those that held for a logical port before.
         let are_edited = !edited.is_empty();

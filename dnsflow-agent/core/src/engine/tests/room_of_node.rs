@@ -1191,6 +1191,36 @@ fn an_address_that_is_not_denied_any_more_has_all_ports_by_its_mark() {
     assert!(is_open(&node, ADDRESS, 2));
 }
 
+/// An edit gives one rule more ports, and the one that fills the node fewer. The pod whose rule grows is planned before
+/// the others, or behind them.
+#[test]
+fn an_edit_that_makes_room_opens_all_ports_whoever_is_planned_first() {
+    let rules = |ports, others| {
+        [
+            many(allow("grows.test"), ports),
+            many(allow("shrinks.test"), others),
+            deny_all(),
+        ]
+    };
+    for (host, pod, others) in [(5, "p1", ["p2", "p3", "p4"]), (8, "p4", ["p1", "p2", "p3"])] {
+        let mut node = node(None, &rules(1, 50));
+        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        for (host, pod) in [(6, "p2"), (7, "p3"), (8, "p4")] {
+            node.add_pod(pod, host);
+        }
+        node.answer(pod, "grows.test", &addresses(0, 10), 3600);
+        for other in others {
+            node.answer(other, "shrinks.test", &addresses(1000, 40), 3600);
+            node.pass(Duration::from_secs(5));
+        }
+        edit(&mut node, &rules(50, 1));
+        node.pass(2 * COMPARE_INTERVAL);
+        let own = own_of(&node, host);
+        let whole = own.values().filter(|own| **own == 50).count();
+        assert_eq!(whole, 10, "{pod}: {own:?}");
+    }
+}
+
 /// The node has as many names as it may have, and an address whose name is not known. It gives way for no further name,
 /// but for an address.
 #[test]
