@@ -83,6 +83,8 @@ pub(crate) struct Opening {
 struct Pending {
     openings: Vec<Opening>,
     sent_at: Timestamp,
+    /// When its flows count as written.
+    written_at: Timestamp,
     /// Whether the flows that deny were counted behind its changes.
     counted: bool,
     /// The paths of its flows.
@@ -277,6 +279,11 @@ impl Switch {
                 !is_on_its_way && !self.unanswered.contains(&batch) && !self.refused.contain(batch)
             }
         }
+    }
+
+    /// When the flows of batches count as written of which the switch has refused a part, until a comparison tells.
+    pub(crate) fn refused_at(&self) -> BTreeSet<Timestamp> {
+        self.refused.written_at()
     }
 
     /// Whether this is the batch of this turn's openings.
@@ -614,6 +621,7 @@ impl Switch {
             part_of,
         } = openings;
         let id = batch.id()?;
+        let written_at = batch.written_at();
         let Batch {
             mut changes,
             at,
@@ -659,6 +667,7 @@ impl Switch {
             Pending {
                 openings,
                 sent_at: at,
+                written_at,
                 counted: false,
                 paths,
                 before,
@@ -749,7 +758,7 @@ impl Switch {
         let has_refused_part = self.incomplete.remove(&batch);
         is_written &= !has_refused_part;
         if has_refused_part || matches!(result, Err(BatchError::Refused(_))) {
-            self.refused.note(batch);
+            self.refused.note(batch, pending.written_at);
         }
         self.lost.batches.remove(&batch);
         self.waiting.answered(batch, &pending.shares);

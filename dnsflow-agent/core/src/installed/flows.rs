@@ -1,6 +1,11 @@
 //! The flows of one target, an address or a group, and the switch's reports about them.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{
     Enforced, Usage,
@@ -364,10 +369,11 @@ impl Flows {
     }
 
     /// The flows of rules, without their destination, and whether the switch has each. `are_confirmed`: whether the switch
-    /// has confirmed the batch that wrote some of them last.
+    /// has confirmed the batch that wrote some of them last. It may have refused those that were written at `refused_at`.
     pub(crate) fn presence(
         &self,
         are_confirmed: bool,
+        refused_at: BTreeSet<Timestamp>,
     ) -> impl Iterator<Item = (&FlowTemplate, Presence)> {
         let last = self.flows.iter().map(|flow| flow.written_at).max();
         let flows = self.flows.iter();
@@ -375,7 +381,9 @@ impl Flows {
         flows.map(move |flow| {
             let presence = if flow.lost {
                 Presence::Lost
-            } else if !are_confirmed && Some(flow.written_at) == last {
+            } else if !are_confirmed && Some(flow.written_at) == last
+                || refused_at.contains(&flow.written_at)
+            {
                 Presence::Unconfirmed
             } else {
                 Presence::There

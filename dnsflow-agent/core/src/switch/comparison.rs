@@ -75,10 +75,10 @@ pub(super) struct Lost {
 /// which of the flows are there.
 #[derive(Debug, Default)]
 pub(super) struct RefusedBatches {
-    /// Those of which the dump under way tells.
-    in_dump: BTreeSet<BatchId>,
+    /// Those of which the dump under way tells, and when their flows count as written.
+    in_dump: BTreeMap<BatchId, Timestamp>,
     /// Those since, without the first of them if there are too many.
-    since: BTreeSet<BatchId>,
+    since: BTreeMap<BatchId, Timestamp>,
     /// The last one of those that were left out. All before it count as refused.
     left_out: Option<BatchId>,
     /// The same for the dump under way.
@@ -87,17 +87,24 @@ pub(super) struct RefusedBatches {
 
 impl RefusedBatches {
     /// Notes one.
-    pub(super) fn note(&mut self, batch: BatchId) {
-        self.since.insert(batch);
+    pub(super) fn note(&mut self, batch: BatchId, written_at: Timestamp) {
+        self.since.insert(batch, written_at);
         if self.since.len() > REFUSED_BATCHES_MAX {
-            self.left_out = self.left_out.max(self.since.pop_first());
+            let first = self.since.pop_first().map(|(batch, _)| batch);
+            self.left_out = self.left_out.max(first);
         }
+    }
+
+    /// When the flows of those that are remembered count as written.
+    pub(super) fn written_at(&self) -> BTreeSet<Timestamp> {
+        let all = self.in_dump.values().chain(self.since.values());
+        all.copied().collect()
     }
 
     /// Whether this is one.
     pub(super) fn contain(&self, batch: BatchId) -> bool {
         let is_left_out = Some(batch) <= self.left_out.max(self.left_out_in_dump);
-        is_left_out || self.in_dump.contains(&batch) || self.since.contains(&batch)
+        is_left_out || self.in_dump.contains_key(&batch) || self.since.contains_key(&batch)
     }
 
     /// How many are remembered.
@@ -109,7 +116,8 @@ impl RefusedBatches {
     pub(super) fn dump_begins(&mut self) {
         self.in_dump.append(&mut self.since);
         while self.in_dump.len() > REFUSED_BATCHES_MAX {
-            self.left_out = self.left_out.max(self.in_dump.pop_first());
+            let first = self.in_dump.pop_first().map(|(batch, _)| batch);
+            self.left_out = self.left_out.max(first);
         }
         self.left_out_in_dump = self.left_out_in_dump.max(self.left_out.take());
     }

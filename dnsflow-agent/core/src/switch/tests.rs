@@ -929,14 +929,14 @@ fn refused_batches_have_a_limit_and_none_is_forgotten() {
         if id % 1000 == 999 {
             refused.dump_begins();
         }
-        refused.note(BatchId(id));
+        refused.note(BatchId(id), Timestamp::default());
         assert!(refused.len() <= 2 * REFUSED_BATCHES_MAX);
     }
     assert!(contains_all(&refused, 0..many));
     assert!(!refused.contain(BatchId(many)));
     refused.dump_begins();
     assert!(contains_all(&refused, 0..many));
-    refused.note(BatchId(many));
+    refused.note(BatchId(many), Timestamp::default());
     refused.compared();
     assert!((0..many).all(|id| !refused.contain(BatchId(id))));
     assert!(refused.contain(BatchId(many)));

@@ -89,14 +89,17 @@ impl<'a> View<'a> {
             let key = || template.key(target);
             self.switch.has_foreign() && key().is_some_and(|key| self.switch.is_foreign(&key))
         };
-        let each = flows.presence(are_confirmed).map(|(template, presence)| {
-            let presence = match presence {
-                Presence::There if !is_marked => Presence::Lost,
-                Presence::There if is_foreign(template) => Presence::Unconfirmed,
-                other => other,
-            };
-            (template, presence)
-        });
+        let refused_at = self.switch.refused_at();
+        let each = flows
+            .presence(are_confirmed, refused_at)
+            .map(|(template, presence)| {
+                let presence = match presence {
+                    Presence::There if !is_marked => Presence::Lost,
+                    Presence::There if is_foreign(template) => Presence::Unconfirmed,
+                    other => other,
+                };
+                (template, presence)
+            });
         each.collect()
     }
 }

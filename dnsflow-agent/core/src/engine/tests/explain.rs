@@ -1322,6 +1322,35 @@ fn a_refused_flow_is_never_said_to_allow() {
     }
 }
 
+/// The next batch of the address, for another name, is confirmed.
+#[test]
+fn a_refused_flow_is_not_said_to_allow_because_another_batch_follows() {
+    let port = |rule, port| Rule {
+        ports: vec![Transport {
+            protocol: Protocol::Tcp,
+            port: Some(port),
+        }],
+        ..rule
+    };
+    let rules = [
+        port(allow("example.com"), 443),
+        port(allow("b.test"), 80),
+        deny_all(),
+    ];
+    let key = flow_of_the_address(&rules);
+    for is_refused in [false, true] {
+        let mut node = node(&rules);
+        node.refused.extend(is_refused.then(|| key.clone()));
+        node.answer("p1", "example.com", &[ADDRESS], 600);
+        node.answer("p1", "b.test", &[ADDRESS], 600);
+        for second in 0..50 {
+            let (verdict, _) = verdicts(&node);
+            assert_eq!(verdict != Verdict::Allowed, is_refused, "{second} s");
+            node.pass(Duration::from_secs(1));
+        }
+    }
+}
+
 /// Somebody else has a flow with the key of ours. Nobody knows what the flow does.
 #[test]
 fn a_flow_of_somebody_else_in_place_of_ours_is_not_said_to_allow() {
