@@ -29,7 +29,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
   "DNSFLOW_LISTEN" "127.0.0.1:9473"
   "DNSFLOW_DNS_SERVICE" "kube-system/k8s-app=kube-dns"
   "DNSFLOW_STATE_DIR" "/var/lib/dnsflow"
-  "DNSFLOW_PIN_DIR" "/sys/fs/bpf/dnsflow" -}}
+  "DNSFLOW_PIN_DIR" "/bpf" -}}
 {{- if .Values.openshift -}}
 {{- $_ := set $options "DNSFLOW_DNS_SERVICE" "openshift-dns/dns-default" -}}
 {{- $_ := set $options "DNSFLOW_CLUSTER_NETWORKS" "172.30.0.0/16" -}}
@@ -141,8 +141,9 @@ volumeMounts:
     mountPath: /var/run/openvswitch
   - name: state
     mountPath: /var/lib/dnsflow
+  # Not below /sys: in the container, that is a file system where nobody can make a directory.
   - name: bpf
-    mountPath: /sys/fs/bpf/dnsflow
+    mountPath: /bpf
   # The control socket: `kubectl exec … -- dnsflow status` asks there.
   - name: run
     mountPath: /run/dnsflow
