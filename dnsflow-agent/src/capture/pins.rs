@@ -368,8 +368,12 @@ pub fn remove_all(dir: &Path) -> io::Result<()> {
             fs::remove_file(path)?;
         }
         match fs::remove_dir(&part) {
-            // A container has its directories of the node by mounts.
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+            // A container has its directories of the node by mounts, in a file system that it may not change.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::ResourceBusy | io::ErrorKind::ReadOnlyFilesystem
+                ) => {}
             removed => removed?,
         }
     }
