@@ -754,8 +754,8 @@ impl Access<'_> {
 
     /// The first comparison has ended, and tells which flows there are. Until now it was not known what is open. An
     /// address that is short of room has the flows that were found, or those that its mark stood for if it has no group
-    /// now, and gets no others in their place. Adds the flows
-    /// that nobody wants to `unknown`, as far as one comparison removes them, and returns whether that is all.
+    /// now, and gets no others in their place. Adds the flows that nobody wants to `unknown`, as far as one comparison
+    /// removes them, and returns whether that is all.
     pub(crate) fn keep_found(
         &mut self,
         (found, of_marks): (BTreeMap<(PortId, IpAddr), FoundFlows>, AdoptedMarks),

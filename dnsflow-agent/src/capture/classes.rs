@@ -12,9 +12,10 @@ use aya::{
 };
 use dnsflow_common::{
     key::{CLASSES_MAX, Class, ClassKey},
-    question::BASE_MAX,
+    question::{BASE_MAX, NameHash},
+    walk::Version,
 };
-use dnsflow_core::Timestamp;
+use dnsflow_core::{Timestamp, values::class::NameClass};
 
 use super::{CaptureError, absent, program::take_map};
 
@@ -40,6 +41,16 @@ impl fmt::Debug for Classes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Classes").finish_non_exhaustive()
     }
+}
+
+/// The key of a class of names at an interface.
+pub fn class_key(ifindex: u32, class: &NameClass) -> ClassKey {
+    let version = match class.is_ipv6 {
+        false => Version::V4,
+        true => Version::V6,
+    };
+    let base = NameHash::of(class.base.wire());
+    ClassKey::new(ifindex, base, class.depth, version)
 }
 
 impl Classes {

@@ -48,7 +48,7 @@ pub use self::{
     aside::{Aside, AsideRecord},
     attacher::{Attacher, TakeOver},
     attachments::{Attach, AttachError, Attachments},
-    classes::Classes,
+    classes::{Classes, class_key},
     counters::ProgramCounters,
     deferred::DeferredAnswers,
     entries::{Entries, Reading},

@@ -10,10 +10,10 @@ use std::{
 };
 
 use dnsflow_agent::{
-    capture::{EntryTimes, Options},
+    capture::{EntryTimes, Options, class_key},
     clock::now,
 };
-use dnsflow_common::{Reason, key::ClassKey, question::NameHash, walk::Version};
+use dnsflow_common::Reason;
 use dnsflow_core::{
     Command, Input, Timestamp,
     engine::{Config, Engine},
@@ -281,17 +281,10 @@ impl Beside {
                     for change in changes {
                         let (ClassChange::Set { ifindex, class, .. }
                         | ClassChange::Remove { ifindex, class }) = &change;
-                        let version = if class.is_ipv6 {
-                            Version::V6
-                        } else {
-                            Version::V4
-                        };
-                        let base = class.base.wire();
-                        let hash = NameHash::of(base);
-                        let key = ClassKey::new(place(*ifindex), hash, class.depth, version);
+                        let key = class_key(place(*ifindex), class);
                         let changed = match change {
                             ClassChange::Set { mark, .. } => {
-                                capture.classes.set(key, base, mark, now())
+                                capture.classes.set(key, class.base.wire(), mark, now())
                             }
                             ClassChange::Remove { .. } => capture.classes.remove(key, now()),
                         };

@@ -737,22 +737,25 @@ impl RefusedAddresses {
 
     /// Refuses from now on these addresses of the cluster's DNS Services. Returns the addresses to check again.
     pub(crate) fn learn_dns(&mut self, dns: BTreeSet<IpAddr>, out: &mut Output) -> Recheck {
-        let before = std::mem::replace(&mut self.refusals.learned.dns, dns);
-        let dns = &self.refusals.learned.dns;
-        let recheck = Recheck {
-            addresses: before.symmetric_difference(dns).copied().collect(),
-            networks: BTreeMap::new(),
-        };
-        self.changed(&recheck, out);
-        recheck
+        let before = std::mem::replace(&mut self.refusals.learned.dns, dns.clone());
+        self.replaced(&before, &dns, out)
     }
 
     /// Refuses from now on these addresses of this node's interfaces. Returns the addresses to check again.
     pub(crate) fn learn_own(&mut self, own: BTreeSet<IpAddr>, out: &mut Output) -> Recheck {
-        let before = std::mem::replace(&mut self.refusals.learned.own, own);
-        let own = &self.refusals.learned.own;
+        let before = std::mem::replace(&mut self.refusals.learned.own, own.clone());
+        self.replaced(&before, &own, out)
+    }
+
+    /// Other addresses have taken the place of these. Returns those to check again.
+    fn replaced(
+        &mut self,
+        before: &BTreeSet<IpAddr>,
+        now: &BTreeSet<IpAddr>,
+        out: &mut Output,
+    ) -> Recheck {
         let recheck = Recheck {
-            addresses: before.symmetric_difference(own).copied().collect(),
+            addresses: before.symmetric_difference(now).copied().collect(),
             networks: BTreeMap::new(),
         };
         self.changed(&recheck, out);

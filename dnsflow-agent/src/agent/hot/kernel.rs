@@ -3,7 +3,6 @@
 
 use std::{collections::BTreeMap, io, time::Duration};
 
-use dnsflow_common::{key::ClassKey, question::NameHash, walk::Version};
 use dnsflow_core::{
     Input, Timestamp,
     engine::Engine,
@@ -16,7 +15,7 @@ use tracing::{info, warn};
 use crate::{
     capture::{
         Classes, DeferredAnswers, Drained, Entries, InterfaceSet, Left, NameFilter, Networks,
-        Reading, Records, Releaser, Resolvers,
+        Reading, Records, Releaser, Resolvers, class_key,
     },
     causes::Causes,
     clock::now,
@@ -273,14 +272,9 @@ impl Opening {
                 ),
                 ClassChange::Remove { ifindex, class } => (ifindex, class, None),
             };
-            let version = match class.is_ipv6 {
-                false => Version::V4,
-                true => Version::V6,
-            };
-            let base = class.base.wire();
-            let key = ClassKey::new(ifindex, NameHash::of(base), class.depth, version);
+            let key = class_key(ifindex, &class);
             let changed = match mark {
-                Some(mark) => self.classes.set(key, base, mark, now()),
+                Some(mark) => self.classes.set(key, class.base.wire(), mark, now()),
                 None => self.classes.remove(key, now()),
             };
             if let Err(error) = changed {

@@ -79,10 +79,8 @@ impl<'a> View<'a> {
 
     /// Whether the switch has each of the flows of an entry.
     fn presence(&self, entry: &Entry, target: Target, flows: &'a Flows) -> Vec<InstalledFlow<'a>> {
-        let are_confirmed = {
-            let written = entry.installed.written(self.cache.groups());
-            self.switch.has_confirmed(written)
-        };
+        let written = entry.installed.written(self.cache.groups());
+        let are_confirmed = self.switch.has_confirmed(written);
         // The kernel marks the packets, or need not.
         let is_marked = entry.installed.group().is_none() || entry.installed.is_marked();
         let is_foreign = |template: &FlowTemplate| {
