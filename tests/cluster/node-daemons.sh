@@ -80,5 +80,4 @@ until [ -S /run/containerd/containerd.sock ]; do sleep 0.2; done
 for image in /cluster/images/*.tar; do
     ctr --namespace k8s.io images import "$image" >/dev/null
 done
-start /cluster/bin/kubelet --config=/var/lib/kubelet/config.yaml --kubeconfig="/cluster/pki/$node.conf" \
-    --hostname-override="$node" --node-ip="$address"
+bash /cluster/scripts/kubelet.sh "$node" "$address"

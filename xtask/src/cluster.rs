@@ -10,10 +10,7 @@ mod restarts;
 mod table;
 mod virtual_node;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -38,8 +35,11 @@ const POD_IMAGE: &str = "cluster:local";
 /// Where the story's web servers are. Those of the restarts' names are in other networks.
 const STORY_SERVERS: [&str; 2] = ["203.0.113.80", "203.0.113.81"];
 
-/// Each run takes four networks of 198.18.0.0/16.
-const MAX_RUNS: i64 = 60;
+/// The image of `--other-image`.
+const OTHER_IMAGE: &str = "dnsflow:other";
+
+/// Each run takes eight networks of 198.18.0.0/16.
+const MAX_RUNS: i64 = 30;
 
 /// Brings up a cluster of two nodes, tells the story in it, restarts agents under fresh names, and takes it down.
 #[derive(Debug, Args)]
@@ -56,6 +56,12 @@ pub(crate) struct ClusterCommand {
     /// How often each restart is done
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_RUNS))]
     runs: u8,
+    /// Also updates agents from another version, and takes them back to it: an archive with its image, dnsflow:other
+    #[arg(long, value_name = "FILE", requires = "other_base")]
+    other_image: Option<PathBuf>,
+    /// The other version's deploy/base
+    #[arg(long, value_name = "DIRECTORY", requires = "other_image")]
+    other_base: Option<PathBuf>,
     /// The first node in a virtual machine with this kernel of Debian's, and its openvswitch module
     #[arg(long, value_enum, value_name = "KERNEL", num_args = 0..=1, default_missing_value = "6.12")]
     vm: Option<Kernel>,
@@ -80,7 +86,13 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
             image
         }
     };
-    ensure!(image.is_file(), "{} is no file", image.display());
+    let images: Vec<_> = [image]
+        .into_iter()
+        .chain(command.other_image.clone())
+        .collect();
+    for image in &images {
+        ensure!(image.is_file(), "{} is no file", image.display());
+    }
     build_helper()?;
     let virtual_node = match command.vm {
         Some(kernel) => {
@@ -93,7 +105,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     let mut nodes = Nodes::new(name, directory, programs, helper()?, virtual_node);
     // Of a run that was killed.
     nodes.down()?;
-    let counted = run_in(&mut nodes, &image, command);
+    let counted = run_in(&mut nodes, &images, command);
     println!("\n== taking it down");
     let down = nodes.down();
     if let (Err(_), Err(error)) = (&counted, &down) {
@@ -122,16 +134,25 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
 }
 
 /// Everything between up and down.
-fn run_in(nodes: &mut Nodes, image: &Path, command: &ClusterCommand) -> Result<table::Counts> {
-    kind::step("two nodes", || nodes.up(image))?;
+fn run_in(
+    nodes: &mut Nodes,
+    images: &[PathBuf],
+    command: &ClusterCommand,
+) -> Result<table::Counts> {
     let access = nodes.access();
     let home = nodes.directory().to_owned();
     let deployment = Deployment::new(access.clone(), home, "base", IMAGE, Vec::new())?;
+    let other = command
+        .other_base
+        .as_ref()
+        .map(|base| deployment.of_version(base, OTHER_IMAGE))
+        .transpose()?;
+    kind::step("two nodes", || nodes.up(images))?;
     if !command.without_story {
         kind::tell_with(&access, &deployment, POD_IMAGE, STORY_SERVERS)?;
     }
     kind::step("dnsflow is deployed", || deployment.roll_out())?;
-    let restarts = restarts::Restarts::begin(nodes, &access, &deployment)?;
+    let restarts = restarts::Restarts::begin(nodes, &access, &deployment, other.as_ref())?;
     restarts.run(usize::from(command.runs))
 }
 

@@ -18,6 +18,8 @@ use crate::{interrupt, kind::access::Access};
 /// The node without a DNS server, where pods ask and agents are killed. In a virtual machine, if one is wanted.
 pub(super) const FIRST: &str = "n1";
 const NODES: [&str; 2] = [FIRST, "n2"];
+/// That of [`FIRST`], as in `lib.sh`.
+pub(super) const FIRST_ADDRESS: &str = "172.18.0.2";
 /// The directories of a run, of which only the logs stay.
 const DIRECTORIES: [&str; 5] = ["images", "log", "pki", "run", "scripts"];
 const LOG_LINES: usize = 20;
@@ -63,7 +65,7 @@ impl Nodes {
     }
 
     /// Two nodes that are ready, with the images and the cluster's DNS.
-    pub(super) fn up(&mut self, image: &Path) -> Result<()> {
+    pub(super) fn up(&mut self, images: &[PathBuf]) -> Result<()> {
         match fs::remove_dir_all(self.directory.join("log")) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => {}
@@ -76,8 +78,10 @@ impl Nodes {
             let name = script.file_name().context("a name")?;
             fs::copy(&script, self.directory.join("scripts").join(name))?;
         }
-        fs::copy(image, self.directory.join("images/dnsflow.tar"))
-            .with_context(|| format!("cannot copy {}", image.display()))?;
+        for (number, image) in images.iter().enumerate() {
+            let copy = self.directory.join(format!("images/dnsflow-{number}.tar"));
+            fs::copy(image, copy).with_context(|| format!("cannot copy {}", image.display()))?;
+        }
         self.script("control-plane.sh", &[])?;
         self.script("image.sh", &[])?;
         let variables = self.variables();

@@ -1,4 +1,4 @@
-//! Agents that end in four ways while two pods of their node ask for fresh names and connect at once.
+//! Agents and kubelets that end while two pods of their node ask for fresh names and connect at once.
 
 use std::{
     fs,
@@ -9,11 +9,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use dnsflow_tests::support::workspace;
+use dnsflow_tests::{process::run, support::workspace};
 use serde_json::{Value, json};
 
 use super::{
-    nodes::{FIRST, Nodes},
+    nodes::{FIRST, FIRST_ADDRESS, Nodes},
     table::{Counts, Names, Row, Way},
 };
 use crate::{
@@ -27,10 +27,10 @@ use crate::{
 
 /// The names of each pod during each restart.
 const NAMES: usize = 120;
-/// Milliseconds between two names. All of them take longer than an agent is away.
-const PAUSE: &str = "300";
+/// Between two names. All of them take longer than an agent is away.
+const PAUSE: Duration = Duration::from_millis(300);
 /// The same in a virtual machine, which may be emulated.
-const VIRTUAL_PAUSE: &str = "500";
+const VIRTUAL_PAUSE: Duration = Duration::from_millis(500);
 /// From the first name to the restart.
 const LEAD: Duration = Duration::from_secs(4);
 /// For ovn-kubernetes and the agents to have the firewall and the pods.
@@ -38,6 +38,11 @@ const READY_LIMIT: Duration = Duration::from_secs(600);
 const POLL: Duration = Duration::from_secs(1);
 /// For a new container to be started.
 const BACK_LIMIT: Duration = Duration::from_secs(900);
+/// The names of the arguments, in a process that does not end with `kubectl exec`, which ends with the kubelet.
+const ASK: &str = "rm -f /tmp/done
+(dnsflow-lab-helper fresh-names \"$@\" >/tmp/names 2>/tmp/errors; : >/tmp/done) </dev/null >/dev/null 2>&1 &";
+/// Its output, once it has ended. What went wrong stands behind a `#`.
+const ASKED: &str = "[ -e /tmp/done ] && sed 's/^/# /' /tmp/errors && cat /tmp/names";
 const RULES: &str = "dnsflow-restarts";
 const PLAIN: &str = "dnsflow-plain";
 const DNS: &str = "10.96.0.10:53";
@@ -55,21 +60,32 @@ const WAYS: [(&str, &str, &str); 3] = [
     ("the host's stack", "inet", "prerouting"),
 ];
 
-/// A way for an agent to end.
-#[derive(Clone, Copy, Debug)]
+/// A way for an agent, or its kubelet, to end.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Restart {
     Kill,
     DeletePod,
     OutOfMemory,
     RollingUpdate,
+    Kubelet,
+    /// The pods come back to a node that was drained, with a new agent, and ask then.
+    Drained,
+    /// Back to another version.
+    ToOther,
+    /// The update from it.
+    FromOther,
 }
 
 /// A container that crashes a second time waits for its back-off, so that between two crashes the Pod is a new one.
-const RESTARTS: [Restart; 4] = [
+const RESTARTS: [Restart; 8] = [
     Restart::Kill,
     Restart::DeletePod,
     Restart::OutOfMemory,
     Restart::RollingUpdate,
+    Restart::Kubelet,
+    Restart::Drained,
+    Restart::ToOther,
+    Restart::FromOther,
 ];
 
 impl Restart {
@@ -79,6 +95,18 @@ impl Restart {
             Self::DeletePod => "delete pod",
             Self::OutOfMemory => "out of memory",
             Self::RollingUpdate => "rolling update",
+            Self::Kubelet => "kubelet",
+            Self::Drained => "drained node",
+            Self::ToOther => "to the other",
+            Self::FromOther => "from the other",
+        }
+    }
+
+    /// The program that is a new process afterwards.
+    fn program(self) -> &'static str {
+        match self {
+            Self::Kubelet => "kubelet",
+            _ => "dnsflow",
         }
     }
 
@@ -136,6 +164,8 @@ pub(super) struct Restarts<'a> {
     nodes: &'a Nodes,
     access: &'a Access,
     deployment: &'a Deployment,
+    /// That of another version.
+    other: Option<&'a Deployment>,
 }
 
 impl<'a> Restarts<'a> {
@@ -144,30 +174,39 @@ impl<'a> Restarts<'a> {
         nodes: &'a Nodes,
         access: &'a Access,
         deployment: &'a Deployment,
+        other: Option<&'a Deployment>,
     ) -> Result<Self> {
-        let file = workspace()?.join("tests/cluster/restarts.yaml");
-        access.apply(&fs::read_to_string(file)?)?;
-        for namespace in [RULES, PLAIN] {
-            let wait = ["--namespace", namespace, "wait", "pod/pod"];
-            shown(
-                access
-                    .kubectl(&wait)
-                    .args(["--for=condition=Ready", "--timeout=900s"]),
-            )?;
-        }
-        Ok(Self {
+        let restarts = Self {
             nodes,
             access,
             deployment,
-        })
+            other,
+        };
+        restarts.start_pods()?;
+        Ok(restarts)
+    }
+
+    fn start_pods(&self) -> Result<()> {
+        let file = workspace()?.join("tests/cluster/restarts.yaml");
+        self.access.apply(&fs::read_to_string(file)?)?;
+        for namespace in [RULES, PLAIN] {
+            let wait = ["--namespace", namespace, "wait", "pod/pod"];
+            let mut wait = self.access.kubectl(&wait);
+            shown(wait.args(["--for=condition=Ready", "--timeout=900s"]))?;
+        }
+        Ok(())
     }
 
     /// All restarts, one after the other, this many times.
     pub(super) fn run(&self, runs: usize) -> Result<Counts> {
         self.count_ways()?;
         let mut rows = Vec::new();
+        let of_versions = [Restart::ToOther, Restart::FromOther];
         for run in 1..=runs {
             for restart in RESTARTS {
+                if self.other.is_none() && of_versions.contains(&restart) {
+                    continue;
+                }
                 let title = format!("{}, run {run} of {runs}", restart.name());
                 rows.push(step(&title, || self.during(restart, run))?);
             }
@@ -202,16 +241,24 @@ impl<'a> Restarts<'a> {
                 sleep(POLL);
             }
         }
-        let before = self.agent()?;
-        let is_over = || self.agent().is_ok_and(|agent| agent != before);
+        let before = self.process(restart)?;
+        let is_over = || self.process(restart).is_ok_and(|process| process != before);
         let hosts: Vec<String> = (1..=NAMES)
             .map(|number| restart.host(run, number))
             .collect();
+        if restart == Restart::Drained {
+            self.make(restart)?;
+        }
         let row = scope(|scope| {
             let [rules, plain] =
                 [RULES, PLAIN].map(|namespace| scope.spawn(|| self.ask(namespace, &hosts)));
-            sleep(lead);
-            let made = self.make(restart);
+            let made = match restart {
+                Restart::Drained => Ok(()),
+                _ => {
+                    sleep(lead);
+                    self.make(restart)
+                }
+            };
             let [rules, plain] = [rules, plain].map(|thread| {
                 thread
                     .join()
@@ -245,53 +292,93 @@ impl<'a> Restarts<'a> {
 
     /// Asks for these names in the pod of a namespace.
     fn ask(&self, namespace: &str, hosts: &[String]) -> Result<Names> {
-        let exec = ["--namespace", namespace, "exec", "pod", "--"];
-        let mut ask = self.access.kubectl(&exec);
         let pause = match self.nodes.is_virtual() {
             true => VIRTUAL_PAUSE,
             false => PAUSE,
         };
-        ask.args(["dnsflow-lab-helper", "fresh-names", DNS, "80", pause])
-            .args(hosts)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
-        let (status, text) = interrupt::output(&mut ask)?;
-        ensure!(status.success(), "{namespace}: {status}: {text}");
-        for line in text.lines().filter(|line| !line.contains(" first ")) {
+        let exec = ["--namespace", namespace, "exec", "pod", "--", "sh", "-c"];
+        let mut ask = self.access.kubectl(&exec);
+        ask.args([ASK, "sh", DNS, "80", &pause.as_millis().to_string()])
+            .args(hosts);
+        run(&mut ask)?;
+        let start = Instant::now();
+        // No program of the node's reads the output meanwhile.
+        let all = pause * u32::try_from(hosts.len() - 1)?;
+        let text = loop {
+            interrupt::check()?;
+            if start.elapsed() >= all {
+                let mut asked = self.access.kubectl(&exec);
+                asked
+                    .arg(ASKED)
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::null());
+                // It fails, too, while the kubelet is away.
+                let (status, text) = interrupt::output(&mut asked)?;
+                if status.success() {
+                    break text;
+                }
+            }
+            ensure!(
+                start.elapsed() < all + BACK_LIMIT,
+                "{namespace}: the names are not asked for"
+            );
+            sleep(POLL);
+        };
+        let (errors, outcomes): (Vec<_>, Vec<_>) =
+            text.lines().partition(|line| line.starts_with('#'));
+        for line in outcomes.iter().filter(|line| !line.contains(" first ")) {
             println!("   {namespace}: {line}");
         }
-        Names::parse(&text)
+        for line in errors {
+            println!("   {namespace}: {line}");
+        }
+        Names::parse(&outcomes.join("\n"))
     }
 
     fn make(&self, restart: Restart) -> Result<()> {
         let kubectl =
             |words: &[&str]| shown(self.access.kubectl(&["--namespace", "dnsflow"]).args(words));
         let on_node = |words: &[&str]| self.nodes.run_on(FIRST, words).map(drop);
+        let delete_agent = || {
+            let node = format!("spec.nodeName={FIRST}");
+            let label = "app.kubernetes.io/name=dnsflow";
+            kubectl(&[
+                "delete",
+                "pod",
+                "--selector",
+                label,
+                "--field-selector",
+                &node,
+            ])
+        };
         match restart {
             Restart::Kill => on_node(&["pkill", "--signal", "KILL", "--exact", "dnsflow"]),
-            Restart::DeletePod => {
-                let node = format!("spec.nodeName={FIRST}");
-                let label = "app.kubernetes.io/name=dnsflow";
-                kubectl(&[
-                    "delete",
-                    "pod",
-                    "--selector",
-                    label,
-                    "--field-selector",
-                    &node,
-                ])
-            }
+            Restart::DeletePod => delete_agent(),
             Restart::OutOfMemory => on_node(&["bash", "/cluster/scripts/out-of-memory.sh"]),
             Restart::RollingUpdate => {
                 kubectl(&["rollout", "restart", "daemonset/dnsflow"])?;
                 self.deployment.rolled_out()
             }
+            Restart::Kubelet => {
+                on_node(&["bash", "/cluster/scripts/kubelet.sh", FIRST, FIRST_ADDRESS])
+            }
+            Restart::Drained => {
+                kubectl(&["drain", FIRST, "--force", "--ignore-daemonsets"])?;
+                delete_agent()?;
+                self.deployment.rolled_out()?;
+                kubectl(&["uncordon", FIRST])?;
+                self.start_pods()
+            }
+            Restart::ToOther => self.other.context("another version")?.roll_out(),
+            Restart::FromOther => self.deployment.roll_out(),
         }
     }
 
-    /// The process of the agent.
-    fn agent(&self) -> Result<String> {
-        self.nodes.run_on(FIRST, &["pgrep", "--exact", "dnsflow"])
+    /// The process that is to be a new one.
+    fn process(&self, restart: Restart) -> Result<String> {
+        let pgrep = ["pgrep", "--exact", restart.program()];
+        self.nodes.run_on(FIRST, &pgrep)
     }
 
     /// Counts the packets that leave the node's switch from now on.

@@ -4,7 +4,7 @@ use std::{
     env, fs,
     io::ErrorKind,
     os::unix::{fs::symlink, process::CommandExt as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -22,15 +22,15 @@ const NAMESPACE: &str = "dnsflow";
 const PLUGIN: &str = "kubectl-dnsflow";
 
 /// dnsflow in one cluster.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Deployment {
     access: Access,
     /// For the kustomization, and kubectl's plugin.
     home: PathBuf,
     /// The agent's program, which is the plugin as well.
     program: PathBuf,
-    /// What it is built on: a directory in `deploy/`.
-    base: String,
+    /// The kustomization that it is built on.
+    base: PathBuf,
     /// Name and tag.
     image: String,
     /// Options of the agent's, by their variables.
@@ -46,19 +46,22 @@ impl Deployment {
         image: &str,
         options: Vec<(&'static str, String)>,
     ) -> Result<Self> {
-        let directory = workspace()?.join("deploy").join(base);
-        ensure!(
-            directory.join("kustomization.yaml").is_file(),
-            "{} is no kustomization",
-            directory.display()
-        );
         Ok(Self {
             access,
             home,
             program: agent::binary()?,
-            base: base.to_owned(),
+            base: kustomization(&workspace()?.join("deploy").join(base))?,
             image: image.to_owned(),
             options,
+        })
+    }
+
+    /// That of another version, with its own `base` and image.
+    pub(crate) fn of_version(&self, base: &Path, image: &str) -> Result<Self> {
+        Ok(Self {
+            base: kustomization(base)?,
+            image: image.to_owned(),
+            ..self.clone()
         })
     }
 
@@ -78,12 +81,11 @@ impl Deployment {
         let directory = self.home.join("agent");
         fs::create_dir_all(&directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
-        let deploy = fs::canonicalize(workspace()?)?.join("deploy");
         let depth = fs::canonicalize(&directory)?.components().count() - 1;
-        let deploy = format!(
+        let base = format!(
             "{}{}",
             "../".repeat(depth),
-            deploy.strip_prefix("/")?.display()
+            self.base.strip_prefix("/")?.display()
         );
         let (name, tag) = match self.image.rsplit_once(':') {
             Some((name, tag)) if !tag.contains('/') => (name, tag),
@@ -105,9 +107,8 @@ impl Deployment {
         fs::write(
             directory.join("kustomization.yaml"),
             format!(
-                "{head}resources:\n  - {deploy}/{}\n{options}images:\n  - name: dnsflow\n    \
-                 newName: {name}\n    newTag: {tag:?}\n",
-                self.base
+                "{head}resources:\n  - {base}\n{options}images:\n  - name: dnsflow\n    \
+                 newName: {name}\n    newTag: {tag:?}\n"
             ),
         )?;
         Ok(directory)
@@ -176,4 +177,14 @@ impl Deployment {
         ensure!(failed.is_empty(), "left to be done: {}", failed.join(", "));
         Ok(())
     }
+}
+
+/// The canonical path of a directory with a kustomization.
+fn kustomization(directory: &Path) -> Result<PathBuf> {
+    ensure!(
+        directory.join("kustomization.yaml").is_file(),
+        "{} is no kustomization",
+        directory.display()
+    );
+    Ok(fs::canonicalize(directory)?)
 }
