@@ -6,7 +6,8 @@
 //!
 //! Three ways to open the address: the agent that holds the answer, the agent that only observes, and
 //! `ovs-ofctl add-flow` started as soon as a packet socket has seen the answer, which is kinder than
-//! dnstap would be. `n` says how many of each: what loses every first packet is counted less often.
+//! dnstap would be. By marks, a fourth one: the kernel, while the agent is stopped. `n` says how many of each: what
+//! loses every first packet is counted less often.
 //!
 //! Beside neighbours, the pod also sends a stream of datagrams to denied addresses next to those that
 //! it is about to resolve, so that drop megaflows which cover them are there when they are opened.
@@ -27,7 +28,7 @@ use crate::bench::{
     distribution::Distribution,
     loader::{Asker, Connected, Connector},
     report::Measured,
-    stage::{Mode, RULED, Stage, matching},
+    stage::{Mode, OpenBy, RULED, Stage, matching},
     tap::{Tap, dns_answer, syn},
     wire,
 };
@@ -51,6 +52,8 @@ const ROOM: [&str; 2] = ["--max-addresses-per-pod=16384", "--max-flow-changes=65
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Agent(Mode),
+    /// By the kernel alone: the agent is stopped (SIGSTOP).
+    Kernel,
     Ofctl,
 }
 
@@ -78,6 +81,21 @@ pub(crate) fn alone(stage: &Stage<'_>) -> Result<Measured> {
         None,
     )?;
     let ofctl = lost(stage, Way::Ofctl, stage.scale(300, 5), None)?;
+    let measured = match stage.open_by {
+        OpenBy::Flows => measured,
+        OpenBy::Marks => {
+            let kernel = lost(stage, Way::Kernel, stage.scale(3000, 10), None)?;
+            measured
+                .field("syn_lost.stopped", kernel.lost)?
+                .field("syn_lost.n.stopped", kernel.connections)?
+                .line(
+                    "first SYN lost, the agent stopped",
+                    told(&kernel),
+                    "0",
+                    kernel.lost == 0,
+                )
+        }
+    };
     measured
         .field("syn_lost.observe", observe.lost)?
         .field("syn_lost.n.observe", observe.connections)?
@@ -105,7 +123,12 @@ pub(crate) fn beside_neighbours(stage: &Stage<'_>) -> Result<Measured> {
     let figure = "first SYN lost beside denied neighbours, hold";
     let current = AtomicU32::new(0);
     let count = stage.scale(1000, 20);
-    let hold = lost(stage, Way::Agent(Mode::Hold), count, Some(&current))?;
+    // By flows, each answer waits for milliseconds.
+    let of_hold = match stage.open_by {
+        OpenBy::Flows => count,
+        OpenBy::Marks => stage.scale(10_000, 20),
+    };
+    let hold = lost(stage, Way::Agent(Mode::Hold), of_hold, Some(&current))?;
     let measured = Measured::default()
         .field("syn_lost_neighbour.hold", hold.lost)?
         .field("syn_lost_neighbour.n.hold", hold.connections)?
@@ -141,8 +164,12 @@ fn lost(stage: &Stage<'_>, way: Way, count: u32, current: Option<&AtomicU32>) ->
     stage.clear()?;
     let agent = match way {
         Way::Agent(mode) => Some((stage.agent(mode, &ROOM)?, mode)),
+        Way::Kernel => Some((stage.agent(Mode::Hold, &ROOM)?, Mode::Hold)),
         Way::Ofctl => None,
     };
+    if let (Way::Kernel, Some((agent, _))) = (way, &agent) {
+        agent.freeze()?;
+    }
     let stop = AtomicBool::new(false);
     let mut answers = Tap::open(stage.lab, RULED, PATIENCE)?;
     let mut syns = Tap::open(stage.lab, RULED, PATIENCE)?;
@@ -190,6 +217,9 @@ fn lost(stage: &Stage<'_>, way: Way, count: u32, current: Option<&AtomicU32>) ->
     });
     let (seen, answers) = result?;
     if let Some((agent, mode)) = agent {
+        if matches!(way, Way::Kernel) {
+            agent.thaw()?;
+        }
         stage.end(agent, mode, count)?;
     }
     ensure!(
