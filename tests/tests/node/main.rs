@@ -36,4 +36,5 @@ mod scale;
 mod snapshots;
 mod story;
 mod transports;
+mod tutorial;
 mod ways;
