@@ -19,6 +19,7 @@ use dnsflow_tests::support::{helper, lab_name, root_directory};
 use self::{
     nodes::Nodes,
     programs::Programs,
+    restarts::Restart,
     virtual_node::{Gateway, VirtualNode},
 };
 use crate::{
@@ -56,6 +57,9 @@ pub(crate) struct ClusterCommand {
     /// How often each restart is done
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_RUNS))]
     runs: u8,
+    /// Only these restarts
+    #[arg(long, value_enum, value_name = "RESTART", value_delimiter = ',')]
+    only: Vec<Restart>,
     /// Also updates agents from another version, and takes them back to it: an archive with its image, dnsflow:other
     #[arg(long, value_name = "FILE", requires = "other_base")]
     other_image: Option<PathBuf>,
@@ -126,9 +130,9 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     );
     // By flows, names are late while no agent holds them.
     ensure!(
-        !nodes.is_virtual() || counts.worse() == 0,
+        !nodes.is_virtual() || counts.worse_of_one_version() == 0,
         "names were late or lost with rules alone, in {} restarts",
-        counts.worse()
+        counts.worse_of_one_version()
     );
     Ok(())
 }
@@ -153,7 +157,7 @@ fn run_in(
     }
     kind::step("dnsflow is deployed", || deployment.roll_out())?;
     let restarts = restarts::Restarts::begin(nodes, &access, &deployment, other.as_ref())?;
-    restarts.run(usize::from(command.runs))
+    restarts.run(usize::from(command.runs), &command.only)
 }
 
 /// Builds the program that asks for names in a pod.

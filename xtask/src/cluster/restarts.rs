@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 use dnsflow_tests::{process::run, support::workspace};
 use serde_json::{Value, json};
 
@@ -61,18 +62,23 @@ const WAYS: [(&str, &str, &str); 3] = [
 ];
 
 /// A way for an agent, or its kubelet, to end.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Restart {
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(super) enum Restart {
+    /// The agent is killed
     Kill,
+    /// Its Pod is deleted
     DeletePod,
+    /// It is killed for want of memory
     OutOfMemory,
+    /// All agents are updated to what they are
     RollingUpdate,
+    /// The kubelet restarts
     Kubelet,
-    /// The pods come back to a node that was drained, with a new agent, and ask then.
+    /// The pods come back to a node that was drained, with a new agent, and ask then
     Drained,
-    /// Back to another version.
+    /// All agents are taken back to another version
     ToOther,
-    /// The update from it.
+    /// They are updated from it
     FromOther,
 }
 
@@ -100,6 +106,10 @@ impl Restart {
             Self::ToOther => "to the other",
             Self::FromOther => "from the other",
         }
+    }
+
+    fn is_of_versions(self) -> bool {
+        matches!(self, Self::ToOther | Self::FromOther)
     }
 
     /// The program that is a new process afterwards.
@@ -198,13 +208,13 @@ impl<'a> Restarts<'a> {
     }
 
     /// All restarts, one after the other, this many times.
-    pub(super) fn run(&self, runs: usize) -> Result<Counts> {
+    pub(super) fn run(&self, runs: usize, only: &[Restart]) -> Result<Counts> {
         self.count_ways()?;
         let mut rows = Vec::new();
-        let of_versions = [Restart::ToOther, Restart::FromOther];
         for run in 1..=runs {
             for restart in RESTARTS {
-                if self.other.is_none() && of_versions.contains(&restart) {
+                let is_wanted = only.is_empty() || only.contains(&restart);
+                if !is_wanted || self.other.is_none() && restart.is_of_versions() {
                     continue;
                 }
                 let title = format!("{}, run {run} of {runs}", restart.name());
@@ -268,6 +278,7 @@ impl<'a> Restarts<'a> {
             Ok::<_, anyhow::Error>(Row {
                 run,
                 restart: restart.name(),
+                is_of_versions: restart.is_of_versions(),
                 is_covered: is_over(),
                 rules: rules?,
                 plain: plain?,
@@ -280,6 +291,7 @@ impl<'a> Restarts<'a> {
             sleep(POLL);
         }
         self.deployment.rolled_out()?;
+        self.save_logs(&restart.service(run))?;
         for (pod, names) in [("with rules", row.rules), ("without", row.plain)] {
             ensure!(names.count() == NAMES, "{pod}: {names:?}");
             println!(
@@ -373,6 +385,18 @@ impl<'a> Restarts<'a> {
             Restart::ToOther => self.other.context("another version")?.roll_out(),
             Restart::FromOther => self.deployment.roll_out(),
         }
+    }
+
+    /// Writes the agents' logs to a file.
+    fn save_logs(&self, name: &str) -> Result<()> {
+        let label = "--selector=app.kubernetes.io/name=dnsflow";
+        let logs = ["--namespace", "dnsflow", "logs", "--prefix", "--tail=-1"];
+        let text = run(self.access.kubectl(&logs).arg(label))?;
+        let file = self
+            .nodes
+            .directory()
+            .join(format!("log/agents-{name}.log"));
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
     }
 
     /// The process that is to be a new one.

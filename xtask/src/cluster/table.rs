@@ -43,6 +43,8 @@ pub(super) struct Row {
     /// Counted from 1.
     pub(super) run: usize,
     pub(super) restart: &'static str,
+    /// Whether another version took part, whose programs may open nothing without their agent.
+    pub(super) is_of_versions: bool,
     /// Whether the restart was over before the last name.
     pub(super) is_covered: bool,
     /// Of the pod behind rules.
@@ -78,6 +80,13 @@ impl Counts {
     /// The restarts in which the rules cost a first packet.
     pub(super) fn worse(&self) -> usize {
         self.restarts.iter().filter(|row| row.is_worse()).count()
+    }
+
+    /// Those of them without another version.
+    pub(super) fn worse_of_one_version(&self) -> usize {
+        let rows = self.restarts.iter();
+        rows.filter(|row| row.is_worse() && !row.is_of_versions)
+            .count()
     }
 
     /// All packets with a bit of dnsflow's in the mark.
@@ -155,6 +164,7 @@ mod tests {
         let row = |run, rules, plain| Row {
             run,
             restart: "kill -9",
+            is_of_versions: false,
             is_covered: true,
             rules: names(rules),
             plain: names(plain),
