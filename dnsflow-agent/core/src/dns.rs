@@ -31,12 +31,7 @@ pub mod fragments;
 pub(crate) mod opened;
 pub mod tcp;
 
-use std::{
-    borrow::Cow,
-    collections::{HashMap, hash_map::Entry},
-    net::IpAddr,
-    time::Duration,
-};
+use std::{borrow::Cow, collections::hash_map::Entry, net::IpAddr, time::Duration};
 
 use hickory_proto::{
     op::{Header, MessageType, OpCode, Query, ResponseCode},
@@ -47,9 +42,12 @@ use hickory_proto::{
     serialize::binary::{BinDecodable, BinDecoder},
 };
 
-use crate::values::{
-    limits::DNS_MESSAGE_MIN,
-    name::{DomainName, NameError},
+use crate::{
+    tools::table::HashMap,
+    values::{
+        limits::DNS_MESSAGE_MIN,
+        name::{DomainName, NameError},
+    },
 };
 
 /// At most this many CNAMEs are followed from the question's name.
@@ -236,15 +234,13 @@ impl<'a> Response<'a> {
             return Err(DnsError::OtherQuestion);
         }
         let kind = QuestionType::new(question.query_type);
-        let name = host_name(&question.name, kind)?;
+        let asked = domain_name(&question.name)?;
+        let name = host_name(&question.name, &asked, kind)?;
         let start = decoder.index();
         Ok(Self {
             message,
             id: header.id,
-            question: Question {
-                name: domain_name(&question.name)?,
-                kind,
-            },
+            question: Question { name: asked, kind },
             name,
             asked: question.name,
             records: header.counts.answers,
@@ -456,11 +452,15 @@ fn count_name(message: &[u8], place: usize, octets: &mut usize) -> Result<(), Dn
     }
 }
 
-/// The name that rules are matched against.
-fn host_name(question: &Name, kind: QuestionType) -> Result<DomainName, DnsError> {
+/// The name that rules are matched against, of this question for a name.
+fn host_name(
+    question: &Name,
+    asked: &DomainName,
+    kind: QuestionType,
+) -> Result<DomainName, DnsError> {
     let scheme: &[u8] = match kind {
         QuestionType::A | QuestionType::Aaaa | QuestionType::Other(_) => {
-            return Ok(domain_name(question)?);
+            return Ok(asked.clone());
         }
         // The only mapping of SVCB but HTTPS (RFC 9461).
         QuestionType::Svcb => b"_dns",
@@ -496,7 +496,7 @@ fn end_of_chain<'a>(
     records: &'a [Record],
 ) -> Result<(&'a Name, u32), DnsError> {
     // The first of each owner counts. Name compares without regard to case (RFC 4343).
-    let mut aliases = HashMap::new();
+    let mut aliases = HashMap::default();
     for record in records {
         if let RData::CNAME(target) = &record.data {
             let alias = (&target.0, ttl(record));
@@ -529,7 +529,7 @@ impl Found {
     fn new(most: usize) -> Self {
         Self {
             addresses: Vec::new(),
-            places: HashMap::new(),
+            places: HashMap::default(),
             most,
             left_out: 0,
         }

@@ -11,7 +11,6 @@ use std::{
     sync::Arc,
 };
 
-use indexmap::IndexMap;
 use ipnet::Ipv6Net;
 use smallvec::SmallVec;
 
@@ -27,6 +26,7 @@ use crate::{
     },
     installed::{Flows, GroupsVersion, Installed, Place},
     policy::plan::Room,
+    tools::table::IndexMap,
     values::{
         flow::Traffic,
         limits::{FLOWS_OF_RULE, MARK_SLACK},

@@ -8,7 +8,7 @@ mod room;
 
 use std::{
     cell::OnceCell,
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     net::IpAddr,
     sync::Arc,
 };
@@ -21,6 +21,7 @@ use crate::{
         view::TunnelKeys,
     },
     policy::rules::{ActiveRule, RuleSet, RuleText},
+    tools::table::HashMap,
     values::{
         firewall::RuleAction,
         flow::{

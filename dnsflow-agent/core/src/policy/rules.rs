@@ -10,7 +10,7 @@
 pub(crate) mod pairing;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
 };
@@ -27,6 +27,7 @@ use crate::{
             any_marks_as_blocked, first_to_copy,
         },
     },
+    tools::table::HashMap,
     values::{
         firewall::{Destination, Firewall, Floor, Rule, RuleAction},
         flow::Transport,

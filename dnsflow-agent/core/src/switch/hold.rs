@@ -9,7 +9,7 @@
 //! frames there are.
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeSet, VecDeque},
     time::Duration,
 };
 
@@ -23,6 +23,7 @@ use crate::{
     tools::{
         counter_vec::{CounterVec, labels},
         deadline::{self, Deadline, Why},
+        table::HashMap,
     },
     values::limits::{
         HELD_BYTES_MAX, HELD_BYTES_PER_INTERFACE_MAX, HELD_MAX, HELD_PER_INTERFACE_MAX,
