@@ -478,8 +478,8 @@ fn wider_rules(firewalls: &Firewalls, by_option: bool) -> Option<Finding> {
         ..Finding::ok(
             "subdomains",
             format!(
-                "{count} rules by dnsName{} also stand for all sub-domains, and with ovn-kubernetes alone for the exact \
-                 name: {}",
+                "{} by dnsName{}, also for all sub-domains, and with ovn-kubernetes alone for the exact name: {}",
+                counted(count),
                 among(firewalls),
                 list_of(&rules, RULES_MAX)
             ),
@@ -501,8 +501,9 @@ fn denials_alone(firewalls: &Firewalls) -> Option<Finding> {
         Finding::warning(
             "deny-by-name",
             format!(
-                "{count} rules{} deny by dnsName, and no rule behind them denies all addresses: without an agent, \
-                 addresses that ovn-kubernetes does not know are open: {}",
+                "{} of denial by dnsName{}, without a Deny of all addresses behind: without an agent, addresses that \
+                 ovn-kubernetes does not know are open: {}",
+                counted(count),
                 among(firewalls),
                 list_of(&rules, RULES_MAX)
             ),
@@ -525,6 +526,10 @@ fn rules(
         }
     }
     found
+}
+
+fn counted(rules: usize) -> String {
+    format!("{rules} rule{}", if rules == 1 { "" } else { "s" })
 }
 
 fn among(firewalls: &Firewalls) -> String {

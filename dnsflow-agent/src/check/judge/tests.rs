@@ -590,8 +590,8 @@ fn rules_that_stand_for_more_names_than_before_are_listed() {
     ];
     assert_eq!(
         sound_text(with_rules(&few), "subdomains"),
-        "1 rules by dnsName also stand for all sub-domains, and with ovn-kubernetes alone for the exact name: ns1 rule \
-         0 (example.com)"
+        "1 rule by dnsName, also for all sub-domains, and with ovn-kubernetes alone for the exact name: ns1 rule 0 \
+         (example.com)"
     );
     let many = vec![(Allow, "example.com"); RULES_MAX + 2];
     let text = sound_text(with_rules(&many), "subdomains");
