@@ -444,7 +444,12 @@ impl Stage {
         // The destination, behind Ethernet (RFC 791, section 3.1).
         frame[30..34].copy_from_slice(&pod_address(pod));
         let ifindex = ifindex_of(pod_row(pod));
-        self.time(|stage| stage.node.frame(ifindex, &frame))
+        // The stand-in for the kernel is no work of the agent.
+        let frame = self
+            .node
+            .captured(ifindex, &frame)
+            .expect("rules mention it");
+        self.time(|stage| stage.node.hand_in(frame))
     }
 
     /// A pod is told an address that it did not know.

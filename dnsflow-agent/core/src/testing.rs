@@ -320,6 +320,13 @@ impl Node {
 
     /// A frame passes the kernel. The agent sees it 50 µs later.
     pub fn frame(&mut self, ifindex: u32, bytes: &[u8]) {
+        if let Some(captured) = self.captured(ifindex, bytes) {
+            self.hand_in(captured);
+        }
+    }
+
+    /// A frame passes the kernel. Returns what the agent is to see 50 µs later, if it is to see the frame.
+    pub fn captured<'b>(&mut self, ifindex: u32, bytes: &'b [u8]) -> Option<Frame<'b>> {
         let captured_at = self.now;
         self.now = self.now + Duration::from_micros(50);
         if !self.kernel.passes(ifindex, bytes) {
@@ -327,15 +334,14 @@ impl Node {
                 .deferred
                 .push((ifindex, captured_at, bytes.into()));
             if !self.kernel.recorded.contains(&ifindex) {
-                return;
+                return None;
             }
         }
         let opened = self.open_in_kernel(ifindex, bytes);
-        let passed = Frame {
+        Some(Frame {
             opened,
             ..frame(ifindex, captured_at, bytes)
-        };
-        self.hand_in(passed);
+        })
     }
 
     /// A frame comes that the kernel has let through.
@@ -343,7 +349,8 @@ impl Node {
         self.hand_in(frame(ifindex, captured_at, bytes));
     }
 
-    fn hand_in(&mut self, frame: Frame<'_>) {
+    /// The agent sees a frame, and its commands are carried out.
+    pub fn hand_in(&mut self, frame: Frame<'_>) {
         if self.engine.handle_frame(frame, self.now) {
             let Frame {
                 ifindex,
