@@ -28,7 +28,7 @@ use crate::{
         Mention, Policy,
         plan::{
             Basis, FormerFlows, ManyNames, MatchedRules, Planned, Planner, PortFacts, Room,
-            RuleInPlace, Space, in_order, keys_of, matched_by_any,
+            RuleInPlace, Space, keys_of, matched_by_any,
         },
         refused::{ChangedNetworks, Recheck, Refusal, Refused, RefusedAddresses},
         rules::ChangedRules,
@@ -36,7 +36,7 @@ use crate::{
     values::{
         connection::BlockedConnection,
         firewall::RuleAction,
-        flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
+        flow::{Cookie, Ends, FlowKey, InstalledFlow, Target, Traffic},
         ids::PortId,
         limits::{Limit, MARK_SLACK, NAMES_PER_ADDRESS_MAX, UNKNOWN_MAX},
         name::DomainName,
@@ -717,7 +717,7 @@ impl Access<'_> {
         batch: &mut Batch,
     ) -> usize {
         let now = batch.now();
-        let mut touched: BTreeSet<(PortId, IpAddr)> = BTreeSet::new();
+        let mut touched: BTreeMap<(PortId, IpAddr), Vec<Traffic>> = BTreeMap::new();
         let term = self.cache.term(now, Duration::ZERO);
         for (key, installed) in found.iter() {
             let Some((port, address)) = self.entry_key(key) else {
@@ -729,14 +729,18 @@ impl Access<'_> {
                 in_switch: true,
             };
             if self.cache.adopt((port, address), flow, term, now) {
-                touched.insert((port, address));
+                let of_address = touched.entry((port, address)).or_default();
+                of_address.push(key.traffic());
             }
         }
-        for (port, address) in &touched {
+        for ((port, address), traffic) in &touched {
+            // What is open stays open, however many flows there are.
+            self.cache
+                .note_former((*port, *address), traffic.iter().copied());
             self.check_address(*port, *address);
         }
         let mut adopted = 0;
-        for (port, address) in touched {
+        for (port, address) in touched.into_keys() {
             self.replan_entries(port, [address], batch);
             let Some(entry) = self.cache.entry_mut(port, address) else {
                 continue;
@@ -885,18 +889,31 @@ impl Access<'_> {
                 ..self.cache.term(now, Duration::ZERO)
             };
             let flows = flows.get(&(port, mark.mark)).into_iter().flatten();
+            let mut former = Vec::new();
             for (key, cookie) in flows {
                 if let Some(key) = key.to_address(address) {
+                    let traffic = key.traffic();
                     let flow = FormerFlow {
                         key,
                         cookie: *cookie,
                         in_switch: false,
                     };
-                    self.cache.adopt((port, address), flow, term, now);
+                    if self.cache.adopt((port, address), flow, term, now) {
+                        former.push(traffic);
+                    }
                 }
+            }
+            let entry = self.cache.entry(port, address);
+            if entry.is_some_and(|entry| entry.installed.is_empty()) {
+                self.cache.note_former_of_mark((port, address), former);
             }
             self.check_address(port, address);
             self.replan_entries(port, [address], batch);
+            let entry = self.cache.entry(port, address);
+            if entry.is_some_and(|entry| entry.installed.group().is_some()) {
+                // The kernel has a mark, and refuses no other one in its place.
+                self.cache.note_former((port, address), []);
+            }
             let entry = self.cache.entry_mut(port, address);
             if entry
                 .as_ref()
@@ -1072,11 +1089,8 @@ fn plan(
         if ruled.denies {
             adopted.term.deny();
         }
-        for plan in planned.plans_mut() {
-            plan.extend_from_slice(&ruled.plan);
-            planner.end_marks(facts, address, plan);
-            in_order(plan);
-        }
+        let former = (&mut planned, &ruled.plan[..]);
+        planner.add_former((facts, address), &matched, former, &space);
     }
     Some(planned)
 }

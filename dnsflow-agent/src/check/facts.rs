@@ -7,8 +7,14 @@ use std::{
 };
 
 use dnsflow_core::{
-    ovn::rows::{Acl, LogicalFlow, Pipeline, RowId},
-    values::{firewall::Firewall, resolver::Resolver},
+    ovn::{
+        acl::{self, AclMatch},
+        rows::{Acl, LogicalFlow, Pipeline, RowId},
+    },
+    values::{
+        firewall::{Firewall, IpVersions},
+        resolver::Resolver,
+    },
 };
 use ipnet::IpNet;
 
@@ -113,6 +119,21 @@ pub struct Northbound {
     pub node_set: BTreeSet<IpAddr>,
     /// The addresses of API servers, by the load balancers of their Service.
     pub api_servers: BTreeSet<IpAddr>,
+}
+
+impl Northbound {
+    /// The IP versions of the cluster; `None` if no ACL for a name tells them.
+    pub fn ip_versions(&self) -> Option<IpVersions> {
+        self.acls
+            .values()
+            .find_map(|acl| match acl::parse(&acl.matches) {
+                Ok(AclMatch::Name(matches)) => Some(IpVersions {
+                    v4: matches.v4.is_some(),
+                    v6: matches.v6.is_some(),
+                }),
+                _ => None,
+            })
+    }
 }
 
 /// The facts of the southbound database.

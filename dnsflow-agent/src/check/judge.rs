@@ -14,7 +14,7 @@ use dnsflow_core::{
     },
     policy::rules::NamePattern,
     values::{
-        firewall::{Destination, Firewall, Floor, Rule},
+        firewall::{Destination, Firewall, Floor, IpVersions, Rule},
         name::DnsName,
         resolver::Resolver,
     },
@@ -110,7 +110,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         }
     }
     findings.extend(wider_rules(firewalls, *subdomains));
-    findings.extend(denials_alone(firewalls));
+    findings.extend(denials_alone(firewalls, nb.as_ref().ok()));
     findings
 }
 
@@ -488,13 +488,18 @@ fn wider_rules(firewalls: &Firewalls, by_option: bool) -> Option<Finding> {
 }
 
 /// The rules that deny by name where no rule behind them denies all addresses.
-fn denials_alone(firewalls: &Firewalls) -> Option<Finding> {
+fn denials_alone(firewalls: &Firewalls, northbound: Option<&Northbound>) -> Option<Finding> {
+    let versions = northbound.and_then(Northbound::ip_versions);
     let floors = firewalls.read.iter();
     let floors = floors.map(|(namespace, firewall)| (namespace, Floor::of(&firewall.rules)));
     let floors: BTreeMap<&String, Floor> = floors.collect();
+    let mut open = IpVersions::default();
     let rules = rules(firewalls, |_, (namespace, index), rule| {
-        let is_alone = !floors.get(namespace)?.denies_behind(index);
-        rule.denied_name().filter(|_| is_alone)
+        let name = rule.denied_name()?;
+        let behind = floors.get(namespace)?.open_behind(index, versions);
+        open.v4 |= behind.v4;
+        open.v6 |= behind.v6;
+        (!behind.is_empty()).then_some(name)
     });
     let count = rules.len();
     (count > 0).then(|| {
@@ -507,7 +512,7 @@ fn denials_alone(firewalls: &Firewalls) -> Option<Finding> {
                 among(firewalls),
                 list_of(&rules, RULES_MAX)
             ),
-            "add a Deny of cidrSelector 0.0.0.0/0 as the last rule",
+            format!("add a Deny of cidrSelector {open} as the last rule"),
         )
     })
 }
@@ -515,7 +520,7 @@ fn denials_alone(firewalls: &Firewalls) -> Option<Finding> {
 /// The rules for which `wanted` returns a name, for people.
 fn rules(
     firewalls: &Firewalls,
-    wanted: impl for<'a> Fn(&Firewall, (&String, u32), &'a Rule) -> Option<&'a DnsName>,
+    mut wanted: impl for<'a> FnMut(&Firewall, (&String, u32), &'a Rule) -> Option<&'a DnsName>,
 ) -> Vec<String> {
     let mut found = Vec::new();
     for (namespace, firewall) in &firewalls.read {

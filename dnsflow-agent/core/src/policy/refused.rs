@@ -498,7 +498,10 @@ impl Refusals {
             dns,
         } = &self.learned;
         let is_in = |concerned: Concerned| {
-            let pods = pods.get(&concerned);
+            // Of the networks of pods, the rules for a user-defined network leave out its own alone. A Service leads to
+            // its backends on each network.
+            let is_left_out = whose.network.is_none() || concerned != Concerned::Everybody;
+            let pods = pods.get(&concerned).filter(|_| is_left_out);
             pods.is_some_and(|pods| pods.contains(address))
                 || services.contains(&(address, concerned))
         };

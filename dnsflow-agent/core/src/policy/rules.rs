@@ -29,7 +29,7 @@ use crate::{
     },
     tools::table::HashMap,
     values::{
-        firewall::{Destination, Firewall, Floor, Rule, RuleAction},
+        firewall::{Destination, Firewall, Floor, IpVersions, Rule, RuleAction},
         flow::Transport,
         name::{DnsName, DomainName},
     },
@@ -402,14 +402,14 @@ pub enum Problem {
         .0.written()
     )]
     NotMarked(DnsName),
-    /// The rule denies by name, and no rule behind it denies all addresses.
+    /// The rule denies by name, and no rule behind it denies all addresses of these IP versions.
     #[error(
         "a Deny by name closes only the addresses in the pod's DNS answers: an address from elsewhere, or one older \
          than an hour, stays reachable, and without an agent each that ovn-kubernetes does not know; add a Deny of \
-         cidrSelector 0.0.0.0/0 as the last rule (dnsName `{}`)",
-        .0.written()
+         cidrSelector {} as the last rule (dnsName `{}`)",
+        .1, .0.written()
     )]
-    DeniesByName(DnsName),
+    DeniesByName(DnsName, IpVersions),
     /// ovn-kubernetes has not made ACLs of the EgressFirewall for a while.
     #[error("{0}")]
     NotTakenOver(NotTakenOver),
@@ -444,7 +444,7 @@ impl Problem {
             Self::Invalid(_) | Self::AclMatch(_) | Self::Template(..) | Self::NotTakenOver(_) => {
                 Severity::NotInForce
             }
-            Self::StaleAcl | Self::LogsLeftOut(_) | Self::NotMarked(_) | Self::DeniesByName(_) => {
+            Self::StaleAcl | Self::LogsLeftOut(_) | Self::NotMarked(_) | Self::DeniesByName(..) => {
                 Severity::Caveat
             }
         }
@@ -490,14 +490,19 @@ pub struct NamespaceRules {
 /// (`OVN_ACL_PRI_OFFSET` in OVN's `northd/northd.h`).
 pub const ACL_PRIORITY_OFFSET: u16 = 1000;
 
-/// The problem or limitation of a rule, by the resource alone.
-pub(crate) fn problem_of_resource(index: u32, rule: &Rule, floor: &Floor) -> Option<Problem> {
+/// The problem or limitation of a rule, by the resource and the IP versions of the cluster, if these are known.
+pub(crate) fn problem_of_resource(
+    index: u32,
+    rule: &Rule,
+    floor: &Floor,
+    cluster: Option<IpVersions>,
+) -> Option<Problem> {
     if let Destination::Invalid(reason) = &rule.destination {
         return Some(Problem::Invalid(reason.clone()));
     }
     let name = rule.denied_name()?;
-    let is_alone = !floor.denies_behind(index);
-    is_alone.then(|| Problem::DeniesByName(name.clone()))
+    let open = floor.open_behind(index, cluster);
+    (!open.is_empty()).then(|| Problem::DeniesByName(name.clone(), open))
 }
 
 /// The same for all rules of an EgressFirewall.
@@ -505,7 +510,7 @@ pub(crate) fn problems_of_resource(firewall: &Firewall) -> BTreeMap<u32, Problem
     let floor = Floor::of(&firewall.rules);
     (0..)
         .zip(firewall.rules.iter())
-        .filter_map(|(index, rule)| Some((index, problem_of_resource(index, rule, &floor)?)))
+        .filter_map(|(index, rule)| Some((index, problem_of_resource(index, rule, &floor, None)?)))
         .collect()
 }
 

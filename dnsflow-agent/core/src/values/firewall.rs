@@ -1,6 +1,6 @@
 //! The EgressFirewall as the core sees it, free of Kubernetes types.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -16,8 +16,8 @@ pub struct FirewallId {
     pub name: String,
 }
 
-impl std::fmt::Display for FirewallId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for FirewallId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
 }
@@ -47,9 +47,40 @@ impl Firewall {
     }
 }
 
-/// The rules of an EgressFirewall that decide over addresses whose name nobody knows, by their indices.
+/// IP versions.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub struct IpVersions {
+    /// Whether IPv4 is one of them.
+    pub v4: bool,
+    /// Whether IPv6 is one of them.
+    pub v6: bool,
+}
+
+impl IpVersions {
+    /// Whether there are none.
+    pub fn is_empty(self) -> bool {
+        !self.v4 && !self.v6
+    }
+}
+
+/// The networks with all addresses, for people.
+impl fmt::Display for IpVersions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.v4, self.v6) {
+            (_, false) => "0.0.0.0/0",
+            (false, true) => "::/0",
+            (true, true) => "0.0.0.0/0, and one of ::/0,",
+        })
+    }
+}
+
+/// The rules of an EgressFirewall that decide over addresses whose name nobody knows, by their indices: for IPv4, and for
+/// IPv6. Each denies all addresses, or allows some.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Floor(BTreeMap<u32, bool>);
+pub struct Floor {
+    v4: BTreeMap<u32, bool>,
+    v6: BTreeMap<u32, bool>,
+}
 
 impl Floor {
     /// That of these rules.
@@ -61,34 +92,54 @@ impl Floor {
         floor
     }
 
-    /// Whether the rule decides over such addresses, and denies all of them.
-    fn denies_all(rule: &Rule) -> Option<bool> {
+    /// The IP versions over which the rule decides for such addresses.
+    fn versions(rule: &Rule) -> IpVersions {
+        let of_network = |network: &IpNet| IpVersions {
+            v4: matches!(network, IpNet::V4(_)),
+            v6: matches!(network, IpNet::V6(_)),
+        };
         match (rule.action, &rule.destination) {
-            (RuleAction::Allow, Destination::Cidr(_) | Destination::Nodes) => Some(false),
-            (RuleAction::Deny, Destination::Cidr(network)) => {
-                let is_all = network.prefix_len() == 0 && rule.ports.is_empty();
-                is_all.then_some(true)
+            (RuleAction::Allow, Destination::Nodes) => IpVersions { v4: true, v6: true },
+            (RuleAction::Allow, Destination::Cidr(network)) => of_network(network),
+            (RuleAction::Deny, Destination::Cidr(network))
+                if network.prefix_len() == 0 && rule.ports.is_empty() =>
+            {
+                of_network(network)
             }
-            _ => None,
+            _ => IpVersions::default(),
         }
     }
 
     /// Adds a rule. Returns whether it is one of these.
     pub(crate) fn add(&mut self, index: u32, rule: &Rule) -> bool {
-        let denies = Self::denies_all(rule);
-        self.0.extend(denies.map(|denies| (index, denies)));
-        denies.is_some()
+        let denies = rule.action == RuleAction::Deny;
+        let versions = Self::versions(rule);
+        self.v4.extend(versions.v4.then_some((index, denies)));
+        self.v6.extend(versions.v6.then_some((index, denies)));
+        !versions.is_empty()
     }
 
     /// Removes the rule at an index. Returns whether it was one of these.
     pub(crate) fn remove(&mut self, index: u32) -> bool {
-        self.0.remove(&index).is_some()
+        let removed = [&mut self.v4, &mut self.v6].map(|rules| rules.remove(&index).is_some());
+        removed.contains(&true)
     }
 
-    /// Whether all addresses are denied behind the rule at this index, before anything but names allows some.
-    pub fn denies_behind(&self, index: u32) -> bool {
-        let mut behind = self.0.range(index.saturating_add(1)..);
-        behind.next().is_some_and(|(_, denies)| *denies)
+    /// The IP versions of the cluster of which not all addresses are denied behind the rule at this index, before anything
+    /// but names allows some. Without the versions of the cluster, those count that rules behind have; IPv4 if none has.
+    pub fn open_behind(&self, index: u32, cluster: Option<IpVersions>) -> IpVersions {
+        let [v4, v6] = [&self.v4, &self.v6].map(|rules| {
+            let mut behind = rules.range(index.saturating_add(1)..);
+            behind.next().map(|(_, denies)| *denies)
+        });
+        let cluster = cluster.unwrap_or(IpVersions {
+            v4: v4.is_some() || v6.is_none(),
+            v6: v6.is_some(),
+        });
+        IpVersions {
+            v4: cluster.v4 && v4 != Some(true),
+            v6: cluster.v6 && v6 != Some(true),
+        }
     }
 }
 

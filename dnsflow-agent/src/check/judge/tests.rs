@@ -625,6 +625,8 @@ fn a_deny_by_name_without_a_deny_of_all_addresses_behind_is_told() {
     let alone = with_rules(&[(Deny, "bad.example"), (Allow, "example.com")]);
     let words = ["ns1 rule 0 (bad.example)", "without an agent", "0.0.0.0/0"];
     one(alone, "deny-by-name", Status::Warning, &words);
+    let of_other = with_rules(&[(Deny, "bad.example"), (Deny, "::/0")]);
+    one(of_other, "deny-by-name", Status::Warning, &words);
     let backed = with_rules(&[(Deny, "bad.example"), (Deny, "0.0.0.0/0")]);
     assert_eq!(changed(backed), []);
 }

@@ -178,20 +178,23 @@ fn the_pod_has_not_asked() {
     assert!(hints[0].contains("10.96.0.10:53"), "{hints:?}");
 }
 
-/// ovn-kubernetes leaves the subnets of that network alone out of the rule.
-#[test]
-fn a_deny_of_all_addresses_closes_the_dns_of_a_user_defined_network() {
-    let mut node = node(&[allow("example.com"), deny_all()]);
+/// A node with a pod on the default network (`p1`), one on a user-defined network (`udn`), and the cluster's DNS.
+fn with_udn(rules: &[Rule]) -> Node {
+    let mut node = node(rules);
     let udn = Some("tenant.network".to_owned());
+    let switch = |network: Option<&String>, pods: &str| LogicalSwitch {
+        network: network.cloned(),
+        is_primary: network.is_some(),
+        networks: vec![pods.parse().expect("a network")],
+    };
     node.give(Input::Nb(NbUpdate {
-        switches: vec![(
-            RowId::new(0x15),
-            Some(LogicalSwitch {
-                network: udn.clone(),
-                is_primary: true,
-                networks: Vec::new(),
-            }),
-        )],
+        switches: vec![
+            (RowId::new(0x14), Some(switch(None, "10.244.0.0/16"))),
+            (
+                RowId::new(0x15),
+                Some(switch(udn.as_ref(), "10.100.0.0/16")),
+            ),
+        ],
         load_balancers: vec![(
             RowId::new(0x1b),
             Some(LoadBalancer {
@@ -215,6 +218,36 @@ fn a_deny_of_all_addresses_closes_the_dns_of_a_user_defined_network() {
         )],
     }));
     node.add_logical_port("udn", 7, row);
+    node
+}
+
+/// ovn-kubernetes leaves the subnets of that network alone out of the rule.
+#[test]
+fn on_a_user_defined_network_a_rule_holds_for_pods_of_the_default_network() {
+    let node = with_udn(&[deny_all()]);
+    let in_cluster = (Verdict::Allowed, Reason::InCluster);
+    let denied = (Verdict::Blocked, Reason::DeniedByRule);
+    for (pod, target, expected) in [
+        ("udn", "10.244.3.4:53", denied),
+        (
+            "udn",
+            "10.96.0.10:53",
+            (Verdict::NotKnown, Reason::LeadsOut),
+        ),
+        ("udn", "10.100.0.9:80", in_cluster),
+        ("p1", "10.244.3.4:53", in_cluster),
+        ("p1", "10.96.0.10:53", in_cluster),
+        ("p1", "10.100.0.9:80", denied),
+    ] {
+        let explained = address(explain(&node, pod, target));
+        let verdict = (explained.verdict, explained.reason);
+        assert_eq!(verdict, expected, "{pod}, {target}");
+    }
+}
+
+#[test]
+fn a_deny_of_all_addresses_closes_the_dns_of_a_user_defined_network() {
+    let mut node = with_udn(&[allow("example.com"), deny_all()]);
     let hint = "on the user-defined network tenant.network, rule 1 also denies the cluster's DNS: allow its pods before \
                 it by `cidrSelector` (10.244.3.4)";
     let has_hint = |node: &Node, pod| {

@@ -10,7 +10,7 @@ use super::{
     starts::{carry_out_until_dump, edit, is_open, is_open_at_all},
     *,
 };
-use crate::values::limits::UNKNOWN_MAX;
+use crate::{cache::snapshot::Saved, values::limits::UNKNOWN_MAX};
 
 /// Limits of the node in these tests: of names, and of flows that all addresses have of their own. Each further address
 /// has two more, open ones a quarter of the first, and each denied name has one beyond.
@@ -369,10 +369,11 @@ fn read_bindings(node: &mut Node, pods: &[(u8, String)], rules: &[Rule]) {
     }));
 }
 
-/// A pod has addresses with many flows, and another pod has filled the node since then. The agent starts anew.
+/// A pod has addresses with many flows, and another pod has filled the node since then. The agent starts anew, with the
+/// snapshot or without.
 #[test]
 fn a_start_closes_nothing_because_another_pod_has_filled_the_node() {
-    for is_filled in [false, true] {
+    for (is_filled, has_snapshot) in [(false, true), (true, true), (false, false), (true, false)] {
         let rules = [many(allow("many.test"), 50), deny_all()];
         let mut before = node(WAYS[0], &rules);
         // Its interface is the first one.
@@ -389,13 +390,19 @@ fn a_start_closes_nothing_because_another_pod_has_filled_the_node() {
             of_p1.map(|(_, dst, _)| dst).collect::<BTreeSet<_>>().len()
         };
         assert_eq!(open(&before), told.len());
-        let saved = before.engine.snapshot(before.now);
+        let flows = own(&before);
+        let saved = match has_snapshot {
+            true => before.engine.snapshot(before.now),
+            false => Vec::new(),
+        };
         let mut node = started(&mut before, &saved, config(WAYS[0]));
         node.engine.told.cache.limits_mut().names_per_node_max = 1000;
         let pods = [(4, "p0".to_owned()), (5, "p1".to_owned())];
         read_all(&mut node, &before, &pods, &rules);
         node.pass(2 * COMPARE_INTERVAL);
-        assert_eq!(open(&node), told.len(), "filled: {is_filled}");
+        let open = open(&node);
+        assert_eq!(open, told.len(), "{is_filled}, {has_snapshot}");
+        assert_eq!(own(&node), flows, "{is_filled}, {has_snapshot}");
     }
 }
 
@@ -505,6 +512,16 @@ fn open_addresses(node: &Node) -> usize {
 /// The next agent starts with the snapshot of the one before it.
 fn next_agent(before: &mut Node, way: Option<u32>, pods: &[(u8, &str)], rules: &[Rule]) -> Node {
     let saved = before.engine.saved(before.now);
+    next_agent_with(before, saved, way, pods, rules)
+}
+
+fn next_agent_with(
+    before: &mut Node,
+    saved: Saved,
+    way: Option<u32>,
+    pods: &[(u8, &str)],
+    rules: &[Rule],
+) -> Node {
     let refuses_marks = before.refuses_marks;
     let mut node = started(before, &[], config(way));
     node.refuses_marks = refuses_marks;
@@ -567,6 +584,8 @@ fn a_logical_port_that_comes_back_has_its_ports_though_marks_are_refused() {
 enum Happens {
     /// The agent starts anew, and another plan gets the number.
     Start,
+    /// The same. The snapshot does not have the address.
+    StartWithoutName,
     /// A name of another allowed rule leads to the address as well.
     FurtherName,
     /// An edit adds a port to the rule.
@@ -590,6 +609,7 @@ fn a_marked_address_of_a_full_node_does_not_close_though_no_number_is_left() {
     let mut closed = Vec::new();
     for happens in [
         Happens::Start,
+        Happens::StartWithoutName,
         Happens::FurtherName,
         Happens::Edit,
         Happens::Denial,
@@ -607,9 +627,13 @@ fn a_marked_address_of_a_full_node_does_not_close_though_no_number_is_left() {
             }
             node.pass(Duration::from_secs(5));
             match happens {
-                Happens::Start => {
+                Happens::Start | Happens::StartWithoutName => {
+                    let mut saved = node.engine.saved(node.now);
+                    if matches!(happens, Happens::StartWithoutName) {
+                        saved.entries.retain(|entry| &*entry.port != "ns1_p1");
+                    }
                     let pods = [&OTHERS[..], &[(5, "p1")]].concat();
-                    node = next_agent(&mut node, ONE_NUMBER, &pods, &rules(50));
+                    node = next_agent_with(&mut node, saved, ONE_NUMBER, &pods, &rules(50));
                     node.pass(2 * COMPARE_INTERVAL);
                 }
                 Happens::FurtherName => node.answer("p1", "few.test", &[ADDRESS], 3600),
@@ -677,6 +701,50 @@ fn flows_of_all_pods_have_a_limit_though_marks_come_to_be_flows() {
         node.engine.told.cache.check();
         let flows = own(&node);
         assert!(flows <= FLOWS_MAX, "{flows}");
+    }
+}
+
+/// A pod has addresses by marks, with the only number. The next agent starts with the snapshot, or without, so that no name
+/// of them is known. Then a second rule of the name goes: the addresses have another plan, for which no number is left.
+fn marks_come_to_be_flows(addresses: &[[u8; 4]], names_max: usize, has_snapshot: bool) -> Node {
+    let name = || many(allow("many.test"), 50);
+    let former = [name(), many(allow("many.test"), 1), deny_all()];
+    let rules = [name(), deny_all()];
+    let mut before = node(ONE_NUMBER, &former);
+    before.answer("p1", "many.test", addresses, 3600);
+    before.pass(Duration::from_secs(30));
+    let saved = match has_snapshot {
+        true => before.engine.snapshot(before.now),
+        false => Vec::new(),
+    };
+    let mut node = started(&mut before, &saved, config(ONE_NUMBER));
+    node.engine.told.cache.limits_mut().names_per_node_max = names_max;
+    let mut node = read_but_southbound(node, &before, &former);
+    node.give(Input::Sb(southbound(&node, &former)));
+    node.pass(Duration::from_secs(30));
+    assert_eq!((node.marks.len(), own(&node)), (addresses.len(), 0));
+    edit(&mut node, &rules);
+    node.pass(Duration::from_secs(30));
+    node.engine.told.cache.check();
+    node
+}
+
+/// Twice as many flows as names, as many again, and a quarter of the first.
+#[test]
+fn flows_of_all_pods_have_a_limit_though_marks_without_names_come_to_be_flows() {
+    for has_snapshot in [true, false] {
+        let node = marks_come_to_be_flows(&addresses(0, 40), 100, has_snapshot);
+        let (flows, most) = (own(&node), 2 * 2 * 100 + 100 / 2);
+        assert!(flows > 0 && flows <= most, "{has_snapshot}: {flows}");
+    }
+}
+
+/// The node has room for no further flow, but for those of what is open.
+#[test]
+fn an_open_address_without_a_name_does_not_close_though_no_number_is_left() {
+    for names_max in [100, NAMES] {
+        let node = marks_come_to_be_flows(&[ADDRESS], names_max, false);
+        assert_eq!(open_addresses(&node), 1, "{names_max}");
     }
 }
 

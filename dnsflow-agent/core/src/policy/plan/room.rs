@@ -109,12 +109,6 @@ impl Planned {
         }
     }
 
-    /// Its plans.
-    pub(crate) fn plans_mut(&mut self) -> impl Iterator<Item = &mut Plan> {
-        let own = self.own.as_mut().map(|own| &mut own.plan);
-        [Some(&mut self.plan), own].into_iter().flatten()
-    }
-
     /// The flows that an address without a mark needs.
     pub(crate) fn into_own(self) -> Plan {
         let mut plan = self.own.map_or(self.plan, |own| own.plan);
@@ -257,10 +251,38 @@ impl Planner {
         });
         let mut plan = self.of_fitting(facts, to, &fitting);
         let is_larger = plan.len() > space.room.flows();
-        let own = is_larger.then(|| self.in_space(facts, to, (fitting, is_cut), space));
+        let own = is_larger.then(|| self.in_space(facts, to, (fitting, is_cut), &[], space));
         self.end_marks(facts, to, &mut plan);
         in_order(&mut plan);
         Planned { plan, is_cut, own }
+    }
+
+    /// Adds flows of an earlier run to the plan of these rules. No name of theirs is known. With less room than usual,
+    /// those for further traffic that allow are left out.
+    pub(crate) fn add_former(
+        &mut self,
+        (facts, to): (PortFacts<'_>, IpAddr),
+        matched: &[(usize, usize)],
+        (planned, former): (&mut Planned, &[Arc<FlowTemplate>]),
+        space: &Space,
+    ) {
+        let Planned { plan, is_cut, own } = planned;
+        plan.extend_from_slice(former);
+        in_order(plan);
+        let count = plan.iter().filter(|flow| !flow.ends_marks()).count();
+        if space.room < Room::Usual && count > space.room.flows() {
+            let fitting = fitting(facts, to.is_ipv6(), (matched, false));
+            let fitting = fitting.unwrap_or_else(|| Fitting {
+                whole: matched.into(),
+                ..Fitting::default()
+            });
+            *own = Some(self.in_space(facts, to, (fitting, *is_cut), former, space));
+        } else if let Some(own) = own {
+            own.plan.extend_from_slice(former);
+            in_order(&mut own.plan);
+        }
+        self.end_marks(facts, to, plan);
+        in_order(plan);
     }
 
     fn of_fitting(&mut self, facts: PortFacts<'_>, to: IpAddr, fitting: &Fitting) -> Plan {
@@ -283,12 +305,14 @@ impl Planner {
 
     /// Of the rules that fit into the usual room, the flows in less room. Those for traffic that the address has flows
     /// for stay, at whatever place. A flow for all traffic stands for flows for some of it. The others share the
-    /// rest. A rule that allows and does not fit has the former alone.
+    /// rest. A rule that allows and does not fit has the former alone. Flows of an earlier run (`former`) take no room of
+    /// the rules: those that deny stay, too, and the others are left out.
     fn in_space(
         &mut self,
         facts: PortFacts<'_>,
         to: IpAddr,
         (fitting, is_cut): (Fitting, bool),
+        former: &[Arc<FlowTemplate>],
         space: &Space,
     ) -> OwnPlan {
         let mut whole = fitting.whole.clone();
@@ -297,7 +321,16 @@ impl Planner {
         let mut all = Vec::new();
         for place in &whole {
             let templates = self.templates_of(facts, *place, to.is_ipv6(), false);
-            all.extend(templates.iter().map(|flow| (*place, Arc::clone(flow))));
+            all.extend(
+                templates
+                    .iter()
+                    .map(|flow| (Some(*place), Arc::clone(flow))),
+            );
+        }
+        if !former.is_empty() {
+            let known: HashSet<_> = all.iter().map(|(_, flow)| Arc::clone(flow)).collect();
+            let former = former.iter().filter(|flow| !known.contains(*flow));
+            all.extend(former.map(|flow| (None, Arc::clone(flow))));
         }
         // The flow with the highest priority decides.
         all.sort_by_key(|(_, flow)| Reverse(flow.priority));
@@ -305,7 +338,8 @@ impl Planner {
         for traffic in &space.has {
             *has.entry(*traffic).or_default() += 1;
         }
-        let mut kept: Vec<((usize, usize), Arc<FlowTemplate>)> = Vec::new();
+        // Those of an earlier run without their rule.
+        let mut kept: Vec<(Option<(usize, usize)>, Arc<FlowTemplate>)> = Vec::new();
         let mut missing = Vec::new();
         let (mut decided, mut undecided) = (HashMap::new(), HashSet::new());
         for (place, flow) in all {
@@ -317,6 +351,10 @@ impl Planner {
                 (Some(left), _) if *left > 0 => {
                     *left -= 1;
                     decided.entry(flow.packets()).or_insert(Arc::clone(&flow));
+                    kept.push((place, flow));
+                }
+                (_, None) if place.is_none() && flow.denies => {
+                    decided.insert(flow.packets(), Arc::clone(&flow));
                     kept.push((place, flow));
                 }
                 (_, None) => missing.push((place, flow)),
@@ -340,16 +378,18 @@ impl Planner {
             false => (Vec::new(), [stay, missing].concat()),
         };
         kept.extend(stay);
-        let room = space.room.flows().saturating_sub(kept.len());
+        let of_rules = kept.iter().filter(|(place, _)| place.is_some()).count();
+        let room = space.room.flows().saturating_sub(of_rules);
+        let is_left_out = missing.iter().any(|(place, _)| place.is_none());
         let mut counts: HashMap<(usize, usize), usize> = HashMap::new();
-        for (place, _) in missing {
+        for place in missing.into_iter().filter_map(|(place, _)| place) {
             *counts.entry(place).or_default() += 1;
         }
         let count = |place| counts.get(&place).copied().unwrap_or_default();
         let less = fitting_in(room, facts.sets, (&whole, false), count);
-        let cut = match less {
-            Some(_) => Some(space.room),
-            None => is_cut.then_some(Room::Usual),
+        let cut = match less.is_some() || is_left_out {
+            true => Some(space.room),
+            false => is_cut.then_some(Room::Usual),
         };
         let fitting = match less {
             Some(mut less) => {
@@ -361,7 +401,7 @@ impl Planner {
             None => fitting,
         };
         let mut plan = self.of_fitting(facts, to, &fitting);
-        kept.retain(|(place, _)| fitting.partly.contains(place));
+        kept.retain(|(place, _)| place.is_none_or(|place| fitting.partly.contains(&place)));
         plan.extend(kept.into_iter().map(|(_, flow)| flow));
         plan.retain(|flow| !undecided.contains(flow));
         in_order(&mut plan);

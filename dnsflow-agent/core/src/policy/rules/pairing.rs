@@ -24,7 +24,7 @@ use crate::{
         view::AclRow,
     },
     values::{
-        firewall::{Destination, Firewall, Floor, Rule, RuleAction},
+        firewall::{Destination, Firewall, Floor, IpVersions, Rule, RuleAction},
         name::{DnsName, DomainName},
     },
 };
@@ -261,6 +261,8 @@ struct OfName {
     rows: SmallVec<[RowId; 1]>,
     /// How far OVN is with the name itself, and with its wildcard.
     states: [State; 2],
+    /// The IP versions of the cluster, if there are logical flows: each ACL for a name has an address set of each.
+    versions: Option<IpVersions>,
     /// Whether an ACL denies the name itself, and the wildcard of it, and no rule does: OVN follows an EgressFirewall that
     /// was not read yet.
     denies: [bool; 2],
@@ -724,6 +726,10 @@ impl Pairing {
         });
         let rules = parts.flat_map(|part| &part.rules);
         let rules = rules.filter(|(_, rule)| rule.name.name() == name);
+        let versions = rules.clone().next().map(|(_, rule)| IpVersions {
+            v4: rule.v4,
+            v6: rule.v6,
+        });
         let end = end_of(&self.firewall.rules);
         let is_in_place = |wildcard| {
             let mut rules = rules.clone();
@@ -758,9 +764,9 @@ impl Pairing {
             let names = changes.names.entry(group).or_default();
             names.insert(name.clone());
         }
-        if of_name.states != states {
+        if (of_name.states, of_name.versions) != (states, versions) {
             self.touched.indices.extend(of_name.rules.iter().copied());
-            of_name.states = states;
+            (of_name.states, of_name.versions) = (states, versions);
         }
         of_name.denies = denies;
         if of_name.rules.is_empty() && of_name.rows.is_empty() {
@@ -785,7 +791,10 @@ impl Pairing {
             (Destination::Name(name), None) => {
                 let of_name = self.names.get(name.name());
                 match of_name.map_or(State::NoAcl, |of_name| of_name.state(name)) {
-                    State::Served => problem_of_resource(index, rule, &self.floor),
+                    State::Served => {
+                        let versions = of_name.and_then(|of_name| of_name.versions);
+                        problem_of_resource(index, rule, &self.floor, versions)
+                    }
                     State::Waiting => Some(waiting(name, true)),
                     State::NoAcl => Some(waiting(name, false)),
                 }
@@ -809,12 +818,15 @@ impl Pairing {
         let sets = address_sets_of(rule).into_iter();
         let rows = sets.filter_map(|set| self.rows_by_address_set.get(&set));
         let rows = rows.flatten().filter_map(|id| self.rows.get(id));
-        let is_served = |row: &Row| {
-            let mut flows = row.flows.iter();
-            flows.any(|flow| flow.template.is_ok() && stands_for(&flow.matches, name))
-        };
-        if rows.clone().any(is_served) {
-            return problem_of_resource(index, rule, floor);
+        let mut flows = rows.clone().flat_map(|row| &row.flows);
+        if let Some(flow) =
+            flows.find(|flow| flow.template.is_ok() && stands_for(&flow.matches, name))
+        {
+            let versions = IpVersions {
+                v4: flow.matches.v4.is_some(),
+                v6: flow.matches.v6.is_some(),
+            };
+            return problem_of_resource(index, rule, floor, Some(versions));
         }
         let has_acl = rows.clone().any(|row| match &row.matches {
             Ok(AclMatch::Name(matches)) => stands_for(matches, name),

@@ -35,6 +35,11 @@ fn deny_all() -> Rule {
     }
 }
 
+const IPV4: IpVersions = IpVersions {
+    v4: true,
+    v6: false,
+};
+
 fn firewall(rules: Vec<Rule>) -> Firewall {
     Firewall {
         rules: rules.into(),
@@ -162,7 +167,7 @@ fn two_spellings_of_a_name_are_two_rules_whatever_address_sets_they_have() {
             (2, "example.com.".into(), RuleAction::Allow),
         ];
         assert_eq!(found, wanted, "resolver: {resolver}");
-        let caveat = Problem::DeniesByName(dns("Example.COM"));
+        let caveat = Problem::DeniesByName(dns("Example.COM"), IPV4);
         assert_eq!(paired.problems, BTreeMap::from([(0, caveat)]));
     }
 }
@@ -368,7 +373,7 @@ fn a_rule_that_denies_by_name_comes_with_a_caveat() {
     let alone = firewall(vec![deny.clone()]);
     let paired = pair_with(&alone, &[with_flows(acl(0, set_of("bad.test")))]);
     assert_eq!(usable(&paired), [(0, "bad.test".into())]);
-    let caveat = Problem::DeniesByName(dns("bad.test"));
+    let caveat = Problem::DeniesByName(dns("bad.test"), IPV4);
     assert_eq!(caveat.severity(), Severity::Caveat);
     assert_eq!(paired.problems, BTreeMap::from([(0, caveat.clone())]));
     // What keeps the rule from working is said first.
@@ -387,6 +392,65 @@ fn a_rule_that_denies_by_name_comes_with_a_caveat() {
         let rules = [vec![deny.clone()], behind].concat();
         let problems = problems_of_resource(&firewall(rules.clone()));
         assert_eq!(problems.get(&0) == Some(&caveat), is_alone, "{rules:?}");
+    }
+}
+
+/// The ACL has an address set for each IP version of the cluster.
+#[test]
+fn a_deny_of_all_addresses_of_one_ip_version_stands_behind_no_other() {
+    let deny = Rule {
+        action: RuleAction::Deny,
+        ..allow("bad.test")
+    };
+    let by_cidr = |action, network: &str| Rule {
+        action,
+        destination: Destination::Cidr(network.parse().expect("a network")),
+        ..deny_all()
+    };
+    let all = |network| by_cidr(RuleAction::Deny, network);
+    let (v4, v6) = ([Family::V4], [Family::V6]);
+    let both = [Family::V4, Family::V6];
+    let of_both = || vec![all("::/0"), all("0.0.0.0/0")];
+    let behind_allow = || {
+        vec![
+            by_cidr(RuleAction::Allow, "2001:db8::/32"),
+            all("0.0.0.0/0"),
+        ]
+    };
+    for (cluster, behind, open) in [
+        (&v4[..], vec![], Some("0.0.0.0/0")),
+        (&v4, vec![all("::/0")], Some("0.0.0.0/0")),
+        (&v4, vec![all("0.0.0.0/0")], None),
+        (&v4, behind_allow(), None),
+        (&v6, vec![all("0.0.0.0/0")], Some("::/0")),
+        (&v6, vec![all("::/0")], None),
+        (&both, vec![], Some("0.0.0.0/0, and one of ::/0,")),
+        (&both, vec![all("::/0")], Some("0.0.0.0/0")),
+        (&both, vec![all("0.0.0.0/0")], Some("::/0")),
+        (&both, behind_allow(), Some("::/0")),
+        (&both, of_both(), None),
+    ] {
+        let sets = cluster.iter().map(|version| {
+            let set = address_set_hashes(&dns("bad.test"), *version)[0];
+            match version {
+                Family::V4 => format!("ip4.dst == $a{set}"),
+                Family::V6 => format!("ip6.dst == $a{set}"),
+            }
+        });
+        let sets = sets.collect::<Vec<_>>().join(" || ");
+        let acl = Acl {
+            matches: format!("({sets}) && inport == @{PORT_GROUP}"),
+            ..acl(0, 0)
+        };
+        let rules = [vec![deny.clone()], behind].concat();
+        let paired = pair_with(&firewall(rules.clone()), &[with_flows(acl)]);
+        let problem = paired.problems.get(&0).map(Problem::to_string);
+        let remedy = open.map(|open| format!("add a Deny of cidrSelector {open} as the last rule"));
+        let is_as_expected = match (&problem, &remedy) {
+            (Some(problem), Some(remedy)) => problem.contains(remedy),
+            (problem, remedy) => problem.is_none() && remedy.is_none(),
+        };
+        assert!(is_as_expected, "{cluster:?}, {rules:?}: {problem:?}");
     }
 }
 
