@@ -1,5 +1,7 @@
 //! Which connections are said to be denied, and why.
 
+use std::time::Instant;
+
 use super::*;
 use crate::{
     ask::{
@@ -199,4 +201,37 @@ fn before_everything_is_read_nothing_is_judged() {
     let mut attempts = Attempts::new(DnsPorts::DNS);
     let judged = judge(&node, &mut attempts, attempt(&node, "p1", "203.0.113.1"));
     assert_eq!(judged, Judged::NotJudged);
+}
+
+/// The least time that an attempt to connect takes the thread that opens addresses.
+fn time_of_an_attempt(node: &Node) -> Duration {
+    let attempt = attempt(node, "p1", "203.0.113.1");
+    let times = (0..3).map(|_| {
+        let began = Instant::now();
+        node.engine.view().judge_attempt(&attempt, &[], node.now);
+        began.elapsed()
+    });
+    times.min().unwrap_or_default()
+}
+
+/// So many rules for other names stand before the rule for all addresses.
+fn told_beside(rules: usize) -> Node {
+    let of_others = (0..rules).map(|number| allow(&format!("name{number:05}.example.org")));
+    let told = [allow("told.test")].into_iter();
+    let rules: Vec<Rule> = told.chain(of_others).chain([deny_all()]).collect();
+    Node::with(&rules)
+}
+
+#[test]
+fn an_attempt_costs_little_more_where_many_long_names_lead_to_the_address() {
+    let [few, many] = [(1, 1), (64, 118)].map(|(names, labels)| {
+        let mut node = told_beside(8000);
+        let in_front = "a.".repeat(labels);
+        for name in 0..names {
+            node.answer("p1", &format!("{name}.{in_front}told.test"), &[ADDRESS], 60);
+            node.pass(Duration::from_millis(500));
+        }
+        time_of_an_attempt(&node)
+    });
+    assert!(many < 50 * few, "{many:?}, with one short name {few:?}");
 }
