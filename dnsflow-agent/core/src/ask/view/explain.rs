@@ -1215,9 +1215,7 @@ impl View<'_> {
     /// Why OVN does not enforce a rule by name at the port.
     fn not_enforced(&self, to: &Destined<'_>, index: u32) -> (Reason, String) {
         let namespace = self.policy.namespace_of_names(&to.port.row);
-        let mut problems = self.policy.problems(namespace.unwrap_or_default());
-        let problem = problems.find(|(at, _)| *at == index);
-        match problem.map(|(_, problem)| problem) {
+        match namespace.and_then(|namespace| self.policy.problem_at(namespace, index)) {
             Some(problem @ Problem::NotTakenOver(_)) => {
                 (Reason::FirewallNotTakenOver, problem.to_string())
             }

@@ -235,3 +235,18 @@ fn an_attempt_costs_little_more_where_many_long_names_lead_to_the_address() {
     });
     assert!(many < 50 * few, "{many:?}, with one short name {few:?}");
 }
+
+/// Thousands of rules have the name and wait for their ACLs.
+#[test]
+fn an_attempt_costs_little_more_where_many_rules_of_the_name_wait() {
+    let [few, many] = [1000, 8000].map(|rules| {
+        let mut node = Node::with(&[deny("told.test"), deny_all()]);
+        node.answer("p1", "told.test", &[ADDRESS], 60);
+        node.set_firewall(&vec![allow("told.test"); rules]);
+        time_of_an_attempt(&node)
+    });
+    assert!(
+        many < 24 * few,
+        "{many:?}, with an eighth of the rules {few:?}"
+    );
+}
