@@ -157,29 +157,24 @@ fn is_of_every_node(address: IpAddr) -> bool {
     }
 }
 
-/// Where the watch tells what the edges of the cluster have a part of.
-#[derive(Debug)]
-pub struct OfNode {
-    /// The DNS cache of the node.
-    pub dns_cache: watch::Sender<BTreeSet<Resolver>>,
-    /// The networks of Services.
-    pub service_networks: watch::Sender<BTreeSet<IpNet>>,
-}
-
-/// Tells the core the addresses, and `of_node` the rest, at each change. Ends when nobody listens.
-pub async fn watch(inputs: mpsc::Sender<Input>, of_node: OfNode) {
-    let OfNode {
-        dns_cache,
-        service_networks,
-    } = of_node;
+/// Tells the core the addresses and the DNS cache, and `service_networks` the networks of Services, at each change. Ends
+/// when nobody listens.
+pub async fn watch(inputs: mpsc::Sender<Input>, service_networks: watch::Sender<BTreeSet<IpNet>>) {
     let mut told = None;
+    let mut told_cache = BTreeSet::new();
     let mut causes = Causes::<String>::default();
     loop {
         match NodeAddresses::find() {
             Ok(found) => {
                 causes.end();
-                replace(&dns_cache, found.dns_cache);
                 replace(&service_networks, found.service_networks);
+                if told_cache != found.dns_cache {
+                    let input = Input::DnsCache(found.dns_cache.clone());
+                    if inputs.send(input).await.is_err() {
+                        return;
+                    }
+                    told_cache = found.dns_cache;
+                }
                 if told.as_ref() != Some(&found.all) {
                     if inputs.send(input(&found.all)).await.is_err() {
                         return;
@@ -222,31 +217,40 @@ fn input(all: &BTreeSet<IpAddr>) -> Input {
     Input::NodeAddresses(all.iter().take(ADDRESSES_MAX).copied().collect())
 }
 
-/// Tells the core what is known of the cluster together with what is known of the node, once the former is not `None`.
-/// Ends when nobody listens, or nobody watches the cluster any more.
-pub async fn tell_both<T: Copy + Ord>(
-    mut known: Option<BTreeSet<T>>,
-    mut cluster: mpsc::Receiver<BTreeSet<T>>,
-    mut node: watch::Receiver<BTreeSet<T>>,
-    input: fn(BTreeSet<T>) -> Input,
+/// Tells the core the networks of Services that the API server names, which may have none, and those of the node's
+/// routes. Ends when nobody listens, or nobody watches the cluster or the node any more.
+pub async fn tell_service_networks(
+    mut cluster: mpsc::Receiver<BTreeSet<IpNet>>,
+    mut node: watch::Receiver<BTreeSet<IpNet>>,
     inputs: mpsc::Sender<Input>,
 ) {
+    let mut known = BTreeSet::new();
     loop {
-        if let Some(known) = &known {
-            let mut all = node.borrow_and_update().clone();
-            all.extend(known);
-            if inputs.send(input(all)).await.is_err() {
-                return;
-            }
+        let mut all = node.borrow_and_update().clone();
+        all.extend(&known);
+        if inputs.send(Input::ServiceNetworks(all)).await.is_err() {
+            return;
         }
         tokio::select! {
             update = cluster.recv() => match update {
-                Some(update) => known = Some(update),
+                Some(update) => known = update,
                 None => return,
             },
             changed = node.changed() => if changed.is_err() {
                 return;
             },
+        }
+    }
+}
+
+/// Tells the core the DNS servers of the cluster. Ends when nobody listens, or nobody watches the cluster any more.
+pub async fn tell_resolvers(
+    mut cluster: mpsc::Receiver<BTreeSet<Resolver>>,
+    inputs: mpsc::Sender<Input>,
+) {
+    while let Some(resolvers) = cluster.recv().await {
+        if inputs.send(Input::Resolvers(resolvers)).await.is_err() {
+            return;
         }
     }
 }
@@ -339,32 +343,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_cache_of_the_node_is_told_beside_the_servers_of_the_cluster() {
-        let server = |text: &str| text.parse::<Resolver>().expect("a server");
+    async fn the_networks_of_routes_are_told_beside_those_of_the_cluster() {
+        let network = |text: &str| text.parse::<IpNet>().expect("a network");
         let (cluster, of_cluster) = mpsc::channel(1);
-        let (cache, of_cache) = watch::channel([server("169.254.20.10:53")].into());
+        let (routes, of_routes) = watch::channel([network("10.96.0.0/16")].into());
         let (inputs, mut told) = mpsc::channel(1);
-        let telling = tokio::spawn(tell_both(
-            None,
-            of_cluster,
-            of_cache,
-            Input::Resolvers,
-            inputs,
-        ));
+        let telling = tokio::spawn(tell_service_networks(of_cluster, of_routes, inputs));
         let mut told = async || match told.recv().await {
-            Some(Input::Resolvers(told)) => told.iter().map(ToString::to_string).collect(),
+            Some(Input::ServiceNetworks(told)) => told.iter().map(ToString::to_string).collect(),
             other => panic!("{other:?}"),
         };
+        let all: Vec<String> = told().await;
+        assert_eq!(all, ["10.96.0.0/16"]);
         cluster
-            .send([server("10.96.0.10:53")].into())
+            .send([network("10.97.0.0/16")].into())
             .await
             .expect("open");
-        let all: Vec<String> = told().await;
-        assert_eq!(all, ["10.96.0.10:53", "169.254.20.10:53"]);
-        cache.send_replace(BTreeSet::new());
-        assert_eq!(told().await, ["10.96.0.10:53"]);
-        cluster.send(BTreeSet::new()).await.expect("open");
-        assert_eq!(told().await, [""; 0]);
+        assert_eq!(told().await, ["10.96.0.0/16", "10.97.0.0/16"]);
+        routes.send_replace(BTreeSet::new());
+        assert_eq!(told().await, ["10.97.0.0/16"]);
         drop(cluster);
         telling.await.expect("it ends");
     }
