@@ -5,7 +5,7 @@
 //! answer that the kernel does not give must never look like a node without addresses.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
@@ -19,7 +19,11 @@ use tokio::{
     time::sleep,
 };
 
-use crate::{capture::survey, causes::Causes, netlink};
+use crate::{
+    capture::survey::{self, Link},
+    causes::Causes,
+    netlink,
+};
 
 /// The interval between two questions.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -28,6 +32,11 @@ const ADDRESSES_MAX: usize = 256;
 /// The interface on which NodeLocal DNSCache answers, by its default (`-interfacename` in cmd/node-cache/main.go of
 /// kubernetes/dns).
 pub const DNS_CACHE_INTERFACE: &str = "nodelocaldns";
+/// The kind of that interface (`EnsureDummyDevice` in pkg/netif/netif.go there).
+const DNS_CACHE_KIND: &str = "dummy";
+/// The kinds of interfaces that plugins of CNI make on a node and give addresses, both of which a
+/// NetworkAttachmentDefinition names (`bridge` and `ptp` in plugins/main of containernetworking/plugins).
+const PLUGIN_KINDS: [&str; 2] = ["bridge", "veth"];
 /// The port on which it answers pods (`-dnsport` there).
 const DNS_PORT: u16 = 53;
 
@@ -65,8 +74,10 @@ const SERVICE_BITS_MAX: u8 = 20;
 /// The addresses that were found.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct NodeAddresses {
-    /// Those of all interfaces with a network behind them, but for loopback and link-local ones.
+    /// Those of the node's own interfaces with a network behind them, but for loopback and link-local ones.
     pub all: BTreeSet<IpAddr>,
+    /// Those of interfaces that a tenant can have made, each with its interface.
+    pub of_plugins: BTreeSet<(String, IpAddr)>,
     /// The DNS cache of the node.
     pub dns_cache: BTreeSet<Resolver>,
     /// The networks of Services, by the routes of ovn-kubernetes.
@@ -81,24 +92,20 @@ impl NodeAddresses {
     /// If the kernel does not answer.
     pub fn find() -> io::Result<Self> {
         let links = survey::links()?;
-        let dns_cache = links.get(DNS_CACHE_INTERFACE).map(|link| link.ifindex);
+        let links: BTreeMap<u32, (String, Link)> = links
+            .into_iter()
+            .map(|(name, link)| (link.ifindex, (name, link)))
+            .collect();
         let socket = netlink::open(None, SocketFlags::empty())?;
         let mut found = Self::default();
         // struct ifaddrmsg of no family: both.
         let body = [0; IFADDRMSG_LEN];
         netlink::dump(&socket, RTM_GETADDR, &body, "addresses", |message| {
-            let Some((ifindex, network)) = address(message) else {
-                return;
-            };
-            let address = network.addr();
-            if dns_cache == Some(ifindex) {
-                found.dns_cache.insert(Resolver {
-                    address,
-                    port: DNS_PORT,
-                });
-            }
-            if !is_of_every_node(address) && !may_move(network) {
-                found.all.insert(address);
+            // An interface that has just come is there when the kernel is asked again.
+            if let Some((ifindex, network)) = address(message)
+                && let Some((name, link)) = links.get(&ifindex)
+            {
+                found.add(name, link.kind.as_deref(), network);
             }
         })?;
         let body = [0; RTMSG_LEN];
@@ -106,6 +113,24 @@ impl NodeAddresses {
             found.service_networks.extend(service_network(message));
         })?;
         Ok(found)
+    }
+
+    /// Adds an address of an interface of this kind.
+    fn add(&mut self, interface: &str, kind: Option<&str>, network: IpNet) {
+        let address = network.addr();
+        if interface == DNS_CACHE_INTERFACE && kind == Some(DNS_CACHE_KIND) {
+            self.dns_cache.insert(Resolver {
+                address,
+                port: DNS_PORT,
+            });
+        }
+        if is_of_every_node(address) || may_move(network) {
+            return;
+        }
+        match kind.is_some_and(|kind| PLUGIN_KINDS.contains(&kind)) {
+            true => self.of_plugins.insert((interface.to_owned(), address)),
+            false => self.all.insert(address),
+        };
     }
 }
 
@@ -326,6 +351,44 @@ mod tests {
             let body = &[2, 12, 0, 0, 254, 0, 0, 0, 0, 0, 0, 0][..len];
             let kind = RTM_NEWROUTE;
             assert_eq!(service_network(netlink::Message { kind, body }), None);
+        }
+    }
+
+    /// What is found of an interface with this address.
+    fn of(interface: &str, kind: Option<&str>, network: &str) -> (usize, usize, usize) {
+        let mut found = NodeAddresses::default();
+        found.add(interface, kind, network.parse().expect("a network"));
+        (
+            found.all.len(),
+            found.dns_cache.len(),
+            found.of_plugins.len(),
+        )
+    }
+
+    #[test]
+    fn an_interface_that_a_tenant_can_have_made_gives_the_node_no_address() {
+        for kind in [
+            None,
+            Some("openvswitch"),
+            Some("bond"),
+            Some("vlan"),
+            Some("tun"),
+        ] {
+            assert_eq!(of("one", kind, "192.0.2.1/24"), (1, 0, 0), "{kind:?}");
+        }
+        for kind in ["bridge", "veth"] {
+            assert_eq!(of("one", Some(kind), "192.0.2.1/24"), (0, 0, 1), "{kind}");
+            assert_eq!(of("one", Some(kind), "2001:db8::1/64"), (0, 0, 1), "{kind}");
+        }
+    }
+
+    #[test]
+    fn an_interface_that_a_tenant_can_have_made_is_no_dns_cache() {
+        let address = "169.254.20.10/32";
+        assert_eq!(of("nodelocaldns", Some("dummy"), address), (0, 1, 0));
+        assert_eq!(of("kube-ipvs0", Some("dummy"), address), (0, 0, 0));
+        for kind in [None, Some("bridge"), Some("veth"), Some("macvlan")] {
+            assert_eq!(of("nodelocaldns", kind, address), (0, 0, 0), "{kind:?}");
         }
     }
 
