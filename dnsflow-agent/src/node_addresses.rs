@@ -5,7 +5,7 @@
 //! answer that the kernel does not give must never look like a node without addresses.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
@@ -19,7 +19,11 @@ use tokio::{
     time::sleep,
 };
 
-use crate::{capture::survey, causes::Causes, netlink};
+use crate::{
+    capture::survey::{self, Link},
+    causes::Causes,
+    netlink,
+};
 
 /// The interval between two questions.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -28,6 +32,11 @@ const ADDRESSES_MAX: usize = 256;
 /// The interface on which NodeLocal DNSCache answers, by its default (`-interfacename` in cmd/node-cache/main.go of
 /// kubernetes/dns).
 pub const DNS_CACHE_INTERFACE: &str = "nodelocaldns";
+/// The kind of that interface (`EnsureDummyDevice` in pkg/netif/netif.go there).
+const DNS_CACHE_KIND: &str = "dummy";
+/// The kinds of interfaces that plugins of CNI make on a node and give addresses, both of which a
+/// NetworkAttachmentDefinition names (`bridge` and `ptp` in plugins/main of containernetworking/plugins).
+const PLUGIN_KINDS: [&str; 2] = ["bridge", "veth"];
 /// The port on which it answers pods (`-dnsport` there).
 const DNS_PORT: u16 = 53;
 
@@ -65,8 +74,10 @@ const SERVICE_BITS_MAX: u8 = 20;
 /// The addresses that were found.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct NodeAddresses {
-    /// Those of all interfaces with a network behind them, but for loopback and link-local ones.
+    /// Those of the node's own interfaces with a network behind them, but for loopback and link-local ones.
     pub all: BTreeSet<IpAddr>,
+    /// Those of interfaces that a tenant can have made, each with its interface.
+    pub of_plugins: BTreeSet<(String, IpAddr)>,
     /// The DNS cache of the node.
     pub dns_cache: BTreeSet<Resolver>,
     /// The networks of Services, by the routes of ovn-kubernetes.
@@ -81,24 +92,20 @@ impl NodeAddresses {
     /// If the kernel does not answer.
     pub fn find() -> io::Result<Self> {
         let links = survey::links()?;
-        let dns_cache = links.get(DNS_CACHE_INTERFACE).map(|link| link.ifindex);
+        let links: BTreeMap<u32, (String, Link)> = links
+            .into_iter()
+            .map(|(name, link)| (link.ifindex, (name, link)))
+            .collect();
         let socket = netlink::open(None, SocketFlags::empty())?;
         let mut found = Self::default();
         // struct ifaddrmsg of no family: both.
         let body = [0; IFADDRMSG_LEN];
         netlink::dump(&socket, RTM_GETADDR, &body, "addresses", |message| {
-            let Some((ifindex, network)) = address(message) else {
-                return;
-            };
-            let address = network.addr();
-            if dns_cache == Some(ifindex) {
-                found.dns_cache.insert(Resolver {
-                    address,
-                    port: DNS_PORT,
-                });
-            }
-            if !is_of_every_node(address) && !may_move(network) {
-                found.all.insert(address);
+            // An interface that has just come is there when the kernel is asked again.
+            if let Some((ifindex, network)) = address(message)
+                && let Some((name, link)) = links.get(&ifindex)
+            {
+                found.add(name, link.kind.as_deref(), network);
             }
         })?;
         let body = [0; RTMSG_LEN];
@@ -106,6 +113,24 @@ impl NodeAddresses {
             found.service_networks.extend(service_network(message));
         })?;
         Ok(found)
+    }
+
+    /// Adds an address of an interface of this kind.
+    fn add(&mut self, interface: &str, kind: Option<&str>, network: IpNet) {
+        let address = network.addr();
+        if interface == DNS_CACHE_INTERFACE && kind == Some(DNS_CACHE_KIND) {
+            self.dns_cache.insert(Resolver {
+                address,
+                port: DNS_PORT,
+            });
+        }
+        if is_of_every_node(address) || may_move(network) {
+            return;
+        }
+        match kind.is_some_and(|kind| PLUGIN_KINDS.contains(&kind)) {
+            true => self.of_plugins.insert((interface.to_owned(), address)),
+            false => self.all.insert(address),
+        };
     }
 }
 
@@ -157,29 +182,24 @@ fn is_of_every_node(address: IpAddr) -> bool {
     }
 }
 
-/// Where the watch tells what the edges of the cluster have a part of.
-#[derive(Debug)]
-pub struct OfNode {
-    /// The DNS cache of the node.
-    pub dns_cache: watch::Sender<BTreeSet<Resolver>>,
-    /// The networks of Services.
-    pub service_networks: watch::Sender<BTreeSet<IpNet>>,
-}
-
-/// Tells the core the addresses, and `of_node` the rest, at each change. Ends when nobody listens.
-pub async fn watch(inputs: mpsc::Sender<Input>, of_node: OfNode) {
-    let OfNode {
-        dns_cache,
-        service_networks,
-    } = of_node;
+/// Tells the core the addresses and the DNS cache, and `service_networks` the networks of Services, at each change. Ends
+/// when nobody listens.
+pub async fn watch(inputs: mpsc::Sender<Input>, service_networks: watch::Sender<BTreeSet<IpNet>>) {
     let mut told = None;
+    let mut told_cache = BTreeSet::new();
     let mut causes = Causes::<String>::default();
     loop {
         match NodeAddresses::find() {
             Ok(found) => {
                 causes.end();
-                replace(&dns_cache, found.dns_cache);
                 replace(&service_networks, found.service_networks);
+                if told_cache != found.dns_cache {
+                    let input = Input::DnsCache(found.dns_cache.clone());
+                    if inputs.send(input).await.is_err() {
+                        return;
+                    }
+                    told_cache = found.dns_cache;
+                }
                 if told.as_ref() != Some(&found.all) {
                     if inputs.send(input(&found.all)).await.is_err() {
                         return;
@@ -222,31 +242,40 @@ fn input(all: &BTreeSet<IpAddr>) -> Input {
     Input::NodeAddresses(all.iter().take(ADDRESSES_MAX).copied().collect())
 }
 
-/// Tells the core what is known of the cluster together with what is known of the node, once the former is not `None`.
-/// Ends when nobody listens, or nobody watches the cluster any more.
-pub async fn tell_both<T: Copy + Ord>(
-    mut known: Option<BTreeSet<T>>,
-    mut cluster: mpsc::Receiver<BTreeSet<T>>,
-    mut node: watch::Receiver<BTreeSet<T>>,
-    input: fn(BTreeSet<T>) -> Input,
+/// Tells the core the networks of Services that the API server names, which may have none, and those of the node's
+/// routes. Ends when nobody listens, or nobody watches the cluster or the node any more.
+pub async fn tell_service_networks(
+    mut cluster: mpsc::Receiver<BTreeSet<IpNet>>,
+    mut node: watch::Receiver<BTreeSet<IpNet>>,
     inputs: mpsc::Sender<Input>,
 ) {
+    let mut known = BTreeSet::new();
     loop {
-        if let Some(known) = &known {
-            let mut all = node.borrow_and_update().clone();
-            all.extend(known);
-            if inputs.send(input(all)).await.is_err() {
-                return;
-            }
+        let mut all = node.borrow_and_update().clone();
+        all.extend(&known);
+        if inputs.send(Input::ServiceNetworks(all)).await.is_err() {
+            return;
         }
         tokio::select! {
             update = cluster.recv() => match update {
-                Some(update) => known = Some(update),
+                Some(update) => known = update,
                 None => return,
             },
             changed = node.changed() => if changed.is_err() {
                 return;
             },
+        }
+    }
+}
+
+/// Tells the core the DNS servers of the cluster. Ends when nobody listens, or nobody watches the cluster any more.
+pub async fn tell_resolvers(
+    mut cluster: mpsc::Receiver<BTreeSet<Resolver>>,
+    inputs: mpsc::Sender<Input>,
+) {
+    while let Some(resolvers) = cluster.recv().await {
+        if inputs.send(Input::Resolvers(resolvers)).await.is_err() {
+            return;
         }
     }
 }
@@ -325,6 +354,44 @@ mod tests {
         }
     }
 
+    /// What is found of an interface with this address.
+    fn of(interface: &str, kind: Option<&str>, network: &str) -> (usize, usize, usize) {
+        let mut found = NodeAddresses::default();
+        found.add(interface, kind, network.parse().expect("a network"));
+        (
+            found.all.len(),
+            found.dns_cache.len(),
+            found.of_plugins.len(),
+        )
+    }
+
+    #[test]
+    fn an_interface_that_a_tenant_can_have_made_gives_the_node_no_address() {
+        for kind in [
+            None,
+            Some("openvswitch"),
+            Some("bond"),
+            Some("vlan"),
+            Some("tun"),
+        ] {
+            assert_eq!(of("one", kind, "192.0.2.1/24"), (1, 0, 0), "{kind:?}");
+        }
+        for kind in ["bridge", "veth"] {
+            assert_eq!(of("one", Some(kind), "192.0.2.1/24"), (0, 0, 1), "{kind}");
+            assert_eq!(of("one", Some(kind), "2001:db8::1/64"), (0, 0, 1), "{kind}");
+        }
+    }
+
+    #[test]
+    fn an_interface_that_a_tenant_can_have_made_is_no_dns_cache() {
+        let address = "169.254.20.10/32";
+        assert_eq!(of("nodelocaldns", Some("dummy"), address), (0, 1, 0));
+        assert_eq!(of("kube-ipvs0", Some("dummy"), address), (0, 0, 0));
+        for kind in [None, Some("bridge"), Some("veth"), Some("macvlan")] {
+            assert_eq!(of("nodelocaldns", kind, address), (0, 0, 0), "{kind:?}");
+        }
+    }
+
     #[test]
     fn the_kernel_answers_and_addresses_that_every_node_has_are_left_out() {
         let found = NodeAddresses::find().expect("the kernel answers");
@@ -339,32 +406,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_cache_of_the_node_is_told_beside_the_servers_of_the_cluster() {
-        let server = |text: &str| text.parse::<Resolver>().expect("a server");
+    async fn the_networks_of_routes_are_told_beside_those_of_the_cluster() {
+        let network = |text: &str| text.parse::<IpNet>().expect("a network");
         let (cluster, of_cluster) = mpsc::channel(1);
-        let (cache, of_cache) = watch::channel([server("169.254.20.10:53")].into());
+        let (routes, of_routes) = watch::channel([network("10.96.0.0/16")].into());
         let (inputs, mut told) = mpsc::channel(1);
-        let telling = tokio::spawn(tell_both(
-            None,
-            of_cluster,
-            of_cache,
-            Input::Resolvers,
-            inputs,
-        ));
+        let telling = tokio::spawn(tell_service_networks(of_cluster, of_routes, inputs));
         let mut told = async || match told.recv().await {
-            Some(Input::Resolvers(told)) => told.iter().map(ToString::to_string).collect(),
+            Some(Input::ServiceNetworks(told)) => told.iter().map(ToString::to_string).collect(),
             other => panic!("{other:?}"),
         };
+        let all: Vec<String> = told().await;
+        assert_eq!(all, ["10.96.0.0/16"]);
         cluster
-            .send([server("10.96.0.10:53")].into())
+            .send([network("10.97.0.0/16")].into())
             .await
             .expect("open");
-        let all: Vec<String> = told().await;
-        assert_eq!(all, ["10.96.0.10:53", "169.254.20.10:53"]);
-        cache.send_replace(BTreeSet::new());
-        assert_eq!(told().await, ["10.96.0.10:53"]);
-        cluster.send(BTreeSet::new()).await.expect("open");
-        assert_eq!(told().await, [""; 0]);
+        assert_eq!(told().await, ["10.96.0.0/16", "10.97.0.0/16"]);
+        routes.send_replace(BTreeSet::new());
+        assert_eq!(told().await, ["10.97.0.0/16"]);
         drop(cluster);
         telling.await.expect("it ends");
     }

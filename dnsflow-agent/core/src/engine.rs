@@ -378,12 +378,17 @@ impl Engine {
             }
             Input::ForeignFlowGone { key } => self.switch.foreign_flow_gone(&key, now),
             Input::Resolvers(resolvers) => {
-                self.answers.trust(&resolvers, &mut self.out);
-                let addresses = resolvers.iter().map(|resolver| resolver.address);
-                let recheck = self
-                    .told
-                    .refused
-                    .learn_dns(addresses.collect(), &mut self.out);
+                let addresses = addresses_of(&resolvers);
+                self.answers.trust(resolvers, &mut self.out);
+                let refused = &mut self.told.refused;
+                let recheck = refused.learn_dns(addresses, &mut self.out);
+                self.recheck(&recheck, batch);
+            }
+            Input::DnsCache(dns_cache) => {
+                let addresses = addresses_of(&dns_cache);
+                self.answers.trust_dns_cache(dns_cache, &mut self.out);
+                let refused = &mut self.told.refused;
+                let recheck = refused.learn_dns_cache(addresses, &mut self.out);
                 self.recheck(&recheck, batch);
             }
             Input::NodeAddresses(addresses) => {
@@ -1178,6 +1183,10 @@ fn can_judge(sources: &Sources, policy: &Policy, ports: &Ports, with_marks: bool
     // Addresses with groups are planned for interfaces that the programs are attached to.
     let are_attached = !with_marks || ports.are_tried();
     sources.are_read() && policy.can_plan() && are_attached
+}
+
+fn addresses_of(servers: &BTreeSet<Resolver>) -> BTreeSet<IpAddr> {
+    servers.iter().map(|server| server.address).collect()
 }
 
 /// Whether rules, ports or the pipeline may be others behind this input.

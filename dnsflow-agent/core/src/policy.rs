@@ -128,6 +128,14 @@ impl Policy {
         local.flat_map(Local::problems).chain(elsewhere)
     }
 
+    /// The problem of a namespace's rule at an index.
+    pub(crate) fn problem_at(&self, namespace: &str, index: u32) -> Option<&Problem> {
+        match self.locals.get(namespace) {
+            Some(local) => local.problem_at(index),
+            None => self.problems.elsewhere_at(namespace, index),
+        }
+    }
+
     /// The problems of all EgressFirewalls.
     pub(crate) fn all_problems(&self) -> impl Iterator<Item = &Problem> {
         let locals = self.locals.values().flat_map(Local::problems);

@@ -203,22 +203,14 @@ impl Edges {
         notices: Notices,
         objects: Objects,
     ) {
-        let (dns_cache, of_cache) = watch::channel(BTreeSet::new());
         let (service_networks, of_routes) = watch::channel(BTreeSet::new());
-        let of_node = node_addresses::OfNode {
-            dns_cache,
-            service_networks,
-        };
-        let addresses = node_addresses::watch(inputs.clone(), of_node);
+        let addresses = node_addresses::watch(inputs.clone(), service_networks);
         self.start("the addresses of this node", addresses);
         let (sender, resolvers) = mpsc::channel(1);
-        let told = inputs.clone();
-        let telling = node_addresses::tell_both(None, resolvers, of_cache, Input::Resolvers, told);
+        let telling = node_addresses::tell_resolvers(resolvers, inputs.clone());
         let (networks_sender, networks) = mpsc::channel(1);
-        // An API server may not have them.
-        let (none, told) = (Some(BTreeSet::new()), inputs.clone());
-        let telling_networks =
-            node_addresses::tell_both(none, networks, of_routes, Input::ServiceNetworks, told);
+        let told = inputs.clone();
+        let telling_networks = node_addresses::tell_service_networks(networks, of_routes, told);
         if let Some(dir) = options.manifests.clone() {
             self.leave_unread(networks_sender);
             self.start("the networks of Services", telling_networks);

@@ -428,11 +428,22 @@ fn nodes(
                 true => "OVN's tunnels and gateway routers",
                 false => "OVN's tunnels, gateway routers and address set of nodes",
             };
+            let of_plugins = own.of_plugins.iter();
+            let of_plugins =
+                of_plugins.map(|(interface, address)| format!("{address} ({interface})"));
+            let of_plugins: Vec<String> = of_plugins.collect();
+            let others = match of_plugins.is_empty() {
+                true => String::new(),
+                false => format!(
+                    "; they may open those of bridges and veths, which --deny-answers can name: {}",
+                    list(&of_plugins)
+                ),
+            };
             let own = own.all.len();
             Finding::ok(
                 CHECK,
                 format!(
-                    "DNS answers open no address of {} ({whence}), nor the {own} of this node's interfaces",
+                    "DNS answers open no address of {} ({whence}), nor the {own} of this node's interfaces{others}",
                     list(&known)
                 ),
             )

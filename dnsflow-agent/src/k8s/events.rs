@@ -6,7 +6,7 @@
 //!
 //! An Event's name is a hash of its content. So of all nodes with the same problem one creates the Event, and the
 //! others learn that it exists. Each node waits for a random part of [`SPREAD`] first. It creates at most
-//! [`ledger::BURST`] Events at once, and one per [`ledger::PAUSE`] after that.
+//! [`ledger::BURST`] Events at once, and one per [`ledger::PAUSE`] after that; as many beside them about denied connections.
 
 pub mod ledger;
 

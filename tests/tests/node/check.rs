@@ -14,6 +14,7 @@ use dnsflow_tests::{
     lab::Lab,
     ovs::{Daemon, Stop},
     process::{PATIENT, run, wait_until},
+    support::{not_run, this_test},
 };
 use serde_json::Value;
 
@@ -157,19 +158,29 @@ fn the_kubelet_learns_when_the_agent_is_ready_and_when_the_switch_is_away() {
     agent.terminate().expect("it stops");
 }
 
-/// The interface that NodeLocal DNSCache makes, and the route that ovn-kubernetes makes to the Services.
+fn ip(lab: &Lab, words: &str) -> Result<()> {
+    let mut command = lab.node_command("ip")?;
+    run(command.args(words.split(' ')))?;
+    Ok(())
+}
+
+/// The route that ovn-kubernetes makes to the Services. The interfaces that plugins of CNI make give the node no address
+/// and no DNS cache: a tenant chooses their names and addresses.
 #[test]
-fn the_dns_cache_of_the_node_and_the_networks_of_services_are_found() {
+fn the_networks_of_services_are_found_and_no_address_of_a_plugin() {
     let lab = lab!("check-found", agent);
-    let ip = |words: &str| {
-        let mut command = lab.node_command("ip").expect("ip");
-        run(command.args(words.split(' '))).expect(words);
-    };
-    ip("link add nodelocaldns type veth peer name nodelocalpeer");
-    ip("address add 169.254.20.10/32 dev nodelocaldns");
-    ip("link set nodelocaldns up");
-    ip("link set nodelocalpeer up");
-    ip("route add 10.197.0.0/16 via 169.254.0.4 dev nodelocaldns onlink");
+    for words in [
+        "link add nodelocaldns type veth peer name nodelocalpeer",
+        "address add 169.254.20.10/32 dev nodelocaldns",
+        "link set nodelocaldns up",
+        "link set nodelocalpeer up",
+        "route add 10.197.0.0/16 via 169.254.0.4 dev nodelocaldns onlink",
+        "link add cni0 type bridge",
+        "address add 198.51.100.1/24 dev cni0",
+        "link set cni0 up",
+    ] {
+        ip(&lab, words).expect(words);
+    }
     let rules = [
         RuleSpec::allow_name("example.com"),
         RuleSpec::deny("0.0.0.0/0").expect("a CIDR"),
@@ -185,9 +196,31 @@ fn the_dns_cache_of_the_node_and_the_networks_of_services_are_found() {
         Ok(explained("10.197.7.7:443")?.contains("address_refused"))
     })
     .expect("it is found");
-    let outside = explained("10.198.7.7:443").expect("the agent answers");
-    assert!(!outside.contains("address_refused"), "{outside}");
+    for other in ["10.198.7.7:443", "198.51.100.1:443"] {
+        let text = explained(other).expect("the agent answers");
+        assert!(!text.contains("address_refused"), "{text}");
+    }
     let (status, _) = lab.ask_agent(&["status"]).expect("the agent answers");
-    assert!(status.contains("169.254.20.10:53"), "{status}");
+    assert!(!status.contains("169.254.20.10"), "{status}");
+    agent.terminate().expect("it stops");
+}
+
+/// The interface that NodeLocal DNSCache makes.
+#[test]
+fn the_dns_cache_of_the_node_is_trusted() {
+    let lab = lab!("check-cache", agent);
+    if let Err(why) = ip(&lab, "link add nodelocaldns type dummy") {
+        return not_run(
+            &this_test(),
+            format!("no interface of the kind dummy: {why}"),
+        );
+    }
+    ip(&lab, "address add 169.254.20.10/32 dev nodelocaldns").expect("an address");
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    wait_until("the cache to be trusted", PATIENT, || {
+        let (status, _) = lab.ask_agent(&["status"])?;
+        Ok(status.contains("169.254.20.10:53"))
+    })
+    .expect("it is trusted");
     agent.terminate().expect("it stops");
 }

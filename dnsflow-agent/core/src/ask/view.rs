@@ -6,6 +6,7 @@
 mod attempt;
 mod enforced;
 mod explain;
+mod told_names;
 
 use std::{
     collections::BTreeSet,

@@ -166,8 +166,13 @@ impl Cache {
     pub(crate) fn withdraw(&mut self, (port, address): Key, batch: &mut Batch) -> Enforced {
         let entry = self.entry(port, address);
         let former: Vec<Traffic> = entry.into_iter().flat_map(Entry::traffic).collect();
+        let of_mark = entry.and_then(|entry| entry.installed.of_mark(&self.groups));
+        let of_mark: Vec<Traffic> = of_mark.into_iter().flat_map(Flows::traffic).collect();
         let enforced = self.enforce((port, address), Planned::default(), None, batch);
-        self.note_former((port, address), former);
+        match former.is_empty() {
+            true => self.note_former_of_mark((port, address), of_mark),
+            false => self.note_former((port, address), former),
+        }
         enforced
     }
 

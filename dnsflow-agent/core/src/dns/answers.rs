@@ -27,16 +27,18 @@ use crate::{
 pub(crate) struct Answers {
     /// The ports that DNS servers answer from.
     dns_ports: DnsPorts,
-    /// The DNS servers of the options, trusted beside those of the cluster.
+    /// The DNS servers of the options.
     resolvers: BTreeSet<Resolver>,
+    /// The DNS servers of the cluster; `None` before the cluster was asked.
+    cluster: Option<BTreeSet<Resolver>>,
+    /// The DNS cache of this node.
+    dns_cache: BTreeSet<Resolver>,
     /// The DNS servers that are trusted, as they were last reported.
     trusted: Option<BTreeSet<Resolver>>,
     /// All that were trusted at some time.
     servers: Servers,
     /// Whether they were reported.
     trust_reported: bool,
-    /// Whether the cluster was asked for its DNS servers.
-    is_cluster_known: bool,
     tcp: TcpReassembly,
     fragments: FragmentReassembly,
 }
@@ -69,27 +71,34 @@ impl Answers {
         let mut answers = Self {
             dns_ports,
             resolvers,
+            cluster: None,
+            dns_cache: BTreeSet::new(),
             trusted: None,
             servers: Servers::default(),
             trust_reported: false,
-            is_cluster_known: false,
             tcp: TcpReassembly::default(),
             fragments: FragmentReassembly::default(),
         };
-        answers.trust_all(None, out);
+        answers.trust_all(out);
         answers
     }
 
-    /// Trusts these DNS servers of the cluster, and those of the options.
-    pub(crate) fn trust(&mut self, cluster: &BTreeSet<Resolver>, out: &mut Output) {
-        self.is_cluster_known = true;
-        self.trust_all(Some(cluster), out);
+    /// Trusts these DNS servers of the cluster.
+    pub(crate) fn trust(&mut self, cluster: BTreeSet<Resolver>, out: &mut Output) {
+        self.cluster = Some(cluster);
+        self.trust_all(out);
     }
 
-    /// The same. `None`: the cluster was not asked yet.
-    fn trust_all(&mut self, cluster: Option<&BTreeSet<Resolver>>, out: &mut Output) {
-        let cluster_and_options = cluster.into_iter().flatten().chain(&self.resolvers);
-        let all: BTreeSet<Resolver> = cluster_and_options.copied().collect();
+    /// Trusts this DNS cache of the node.
+    pub(crate) fn trust_dns_cache(&mut self, dns_cache: BTreeSet<Resolver>, out: &mut Output) {
+        self.dns_cache = dns_cache;
+        self.trust_all(out);
+    }
+
+    fn trust_all(&mut self, out: &mut Output) {
+        let cluster = self.cluster.iter().flatten();
+        let all = cluster.chain(&self.resolvers).chain(&self.dns_cache);
+        let all: BTreeSet<Resolver> = all.copied().collect();
         if self.trusted.as_ref() != Some(&all) {
             out.command(Command::TrustResolvers(all.clone()));
             self.servers.add(&all);
@@ -97,7 +106,7 @@ impl Answers {
             self.trust_reported = false;
         }
         // An empty set is reported only after the cluster was asked.
-        if !self.trust_reported && (cluster.is_some() || !all.is_empty()) {
+        if !self.trust_reported && (self.cluster.is_some() || !all.is_empty()) {
             self.trust_reported = true;
             out.report(Report::Trusting(all));
         }
@@ -105,7 +114,7 @@ impl Answers {
 
     /// Whether it is known which DNS servers are trusted. If there are none, the cluster may not have said all.
     pub(crate) fn knows_servers(&self) -> bool {
-        self.is_cluster_known && self.trusted.as_ref().is_some_and(|all| !all.is_empty())
+        self.cluster.is_some() && self.trusted.as_ref().is_some_and(|all| !all.is_empty())
     }
 
     /// The DNS servers that are trusted; `None` before they were first reported.

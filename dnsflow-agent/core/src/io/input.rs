@@ -312,6 +312,8 @@ pub enum Input {
     },
     /// The DNS servers of the cluster, all of them.
     Resolvers(BTreeSet<Resolver>),
+    /// The DNS cache of this node, all of its addresses.
+    DnsCache(BTreeSet<Resolver>),
     /// The addresses of this node's interfaces, all of them.
     NodeAddresses(BTreeSet<IpAddr>),
     /// The networks that the API server takes the addresses of Services from, all of them.

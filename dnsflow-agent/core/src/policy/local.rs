@@ -58,6 +58,14 @@ impl Local {
             .chain(others)
     }
 
+    /// The problem of the rule at an index.
+    pub(super) fn problem_at(&self, index: u32) -> Option<&Problem> {
+        match self.other_problems.get(&index) {
+            Some(other) => other.as_ref(),
+            None => self.pairing.rules().problems.get(&index),
+        }
+    }
+
     /// Whether a rule mentions this name, in wire form, or one above it.
     pub(super) fn mentions(&self, name: &DomainName) -> bool {
         let mut suffixes = name.suffixes();

@@ -28,6 +28,11 @@ impl Problems {
         problems.map(|(index, problem)| (*index, problem))
     }
 
+    /// The one of such a namespace's rule at an index.
+    pub(super) fn elsewhere_at(&self, namespace: &str, index: u32) -> Option<&Problem> {
+        self.elsewhere.get(namespace)?.get(&index)
+    }
+
     /// Those of all such namespaces.
     pub(super) fn all_elsewhere(&self) -> impl Iterator<Item = &Problem> {
         self.elsewhere.values().flat_map(BTreeMap::values)

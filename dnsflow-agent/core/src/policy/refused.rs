@@ -234,6 +234,8 @@ struct Learned {
     api_servers: BTreeSet<IpAddr>,
     /// The addresses of the cluster's DNS Services.
     dns: BTreeSet<IpAddr>,
+    /// The addresses of the DNS cache of this node, which are no Service's unless another list has them.
+    dns_cache: BTreeSet<IpAddr>,
 }
 
 /// The addresses to check again, in each of their forms: it may have changed whether they are refused.
@@ -424,11 +426,12 @@ impl Refusals {
             own,
             api_servers,
             dns,
+            dns_cache,
             ..
         } = &self.learned;
         let mut of_address = services.range((address, Concerned::Everybody)..);
         let is_service = of_address.next().is_some_and(|(one, _)| *one == address);
-        let single = [nodes, own, api_servers, dns];
+        let single = [nodes, own, api_servers, dns, dns_cache];
         is_service || single.iter().any(|all| all.contains(&address))
     }
 
@@ -446,6 +449,7 @@ impl Refusals {
             own,
             api_servers,
             dns,
+            dns_cache,
         } = &self.learned;
         let reasons = |allowed: &IpNet| {
             let any = |networks: &[IpNet]| networks.iter().any(|one| overlap(one, allowed));
@@ -467,7 +471,10 @@ impl Refusals {
                 (Refused::Metadata, any(METADATA)),
                 (Refused::Cluster, self.cluster.overlaps(allowed) || is_pods),
                 (Refused::Service, is_service),
-                (Refused::Node, any_of(nodes) || any_of(own)),
+                (
+                    Refused::Node,
+                    [nodes, own, dns_cache].into_iter().any(any_of),
+                ),
                 (Refused::ApiServer, any_of(api_servers)),
                 (Refused::Private, self.private && any(PRIVATE)),
                 (
@@ -496,6 +503,7 @@ impl Refusals {
             own: _,
             api_servers: _,
             dns,
+            dns_cache,
         } = &self.learned;
         let is_in = |concerned: Concerned| {
             // Of the networks of pods, the rules for a user-defined network leave out its own alone. A Service leads to
@@ -505,7 +513,9 @@ impl Refusals {
             pods.is_some_and(|pods| pods.contains(address))
                 || services.contains(&(address, concerned))
         };
-        self.cluster.contains(address) || dns.contains(&address) || whose.concerned().any(is_in)
+        // The DNS cache has an address of the masquerade network, which no rule leaves out.
+        let is_of_cluster = self.cluster.contains(address) && !dns_cache.contains(&address);
+        is_of_cluster || dns.contains(&address) || whose.concerned().any(is_in)
     }
 
     /// An address, and those that it may stand for.
@@ -536,6 +546,7 @@ impl Refusals {
             own,
             api_servers,
             dns,
+            dns_cache,
         } = &self.learned;
         for concerned in whose.concerned() {
             if pods
@@ -554,7 +565,8 @@ impl Refusals {
         if api_servers.contains(&address) {
             return Err(Refused::ApiServer);
         }
-        if nodes.contains(&address) || own.contains(&address) {
+        let of_node = [nodes, own, dns_cache];
+        if of_node.iter().any(|all| all.contains(&address)) {
             return Err(Refused::Node);
         }
         if let Some((_, reason)) = SPECIAL.iter().find(|(net, _)| net.contains(&address)) {
@@ -742,6 +754,17 @@ impl RefusedAddresses {
     pub(crate) fn learn_dns(&mut self, dns: BTreeSet<IpAddr>, out: &mut Output) -> Recheck {
         let before = std::mem::replace(&mut self.refusals.learned.dns, dns.clone());
         self.replaced(&before, &dns, out)
+    }
+
+    /// Refuses from now on these addresses of the DNS cache of this node. Returns the addresses to check again.
+    pub(crate) fn learn_dns_cache(
+        &mut self,
+        dns_cache: BTreeSet<IpAddr>,
+        out: &mut Output,
+    ) -> Recheck {
+        let known = &mut self.refusals.learned.dns_cache;
+        let before = std::mem::replace(known, dns_cache.clone());
+        self.replaced(&before, &dns_cache, out)
     }
 
     /// Refuses from now on these addresses of this node's interfaces. Returns the addresses to check again.

@@ -544,12 +544,14 @@ fn to_copy(
 /// The ports as a set. If the list has all ports of a protocol, single ports of the protocol are
 /// left out.
 fn ports(list: &[Transport]) -> BTreeSet<Transport> {
+    let whole = list.iter().filter(|transport| transport.port.is_none());
+    let whole: BTreeSet<Transport> = whole.copied().collect();
     let is_covered = |transport: &Transport| {
         let all = Transport {
             port: None,
             ..*transport
         };
-        transport.port.is_some() && list.contains(&all)
+        transport.port.is_some() && whole.contains(&all)
     };
     let ports = list.iter().filter(|transport| !is_covered(transport));
     ports.copied().collect()

@@ -1,7 +1,10 @@
 //! What is to be said, what has been said, and when the next word may be. No clock and no socket:
 //! time is handed in.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use dnsflow_core::Timestamp;
 
@@ -14,7 +17,7 @@ pub const ENTRIES_PER_NAMESPACE_MAX: usize = 64;
 /// What lasts is said again after this long: an API server forgets Events after an hour
 /// (kube-apiserver, `--event-ttl`).
 pub const REPEAT: Duration = Duration::from_secs(3600);
-/// At most this many Events are created at once ...
+/// At most this many Events are created at once, and as many of denied connections ...
 pub const BURST: u32 = 5;
 /// ... and one more in each such time.
 pub const PAUSE: Duration = Duration::from_secs(60);
@@ -99,11 +102,9 @@ pub struct Ledger {
     entries: BTreeMap<(String, About), Entry>,
     /// When denied connections were last told of, by namespace.
     denied: BTreeMap<String, Timestamp>,
-    /// When an Event was last created in each of their namespaces.
-    posted: BTreeMap<String, Timestamp>,
-    /// How many Events may be created at once, and since when one more is on its way.
-    tokens: u32,
-    refill_from: Timestamp,
+    /// The turns of Events about denied connections, which are no fault: they never delay others.
+    of_denials: Turns,
+    of_others: Turns,
     /// No attempt before this.
     not_before: Timestamp,
     retry: Duration,
@@ -114,12 +115,70 @@ impl Default for Ledger {
         Self {
             entries: BTreeMap::new(),
             denied: BTreeMap::new(),
-            posted: BTreeMap::new(),
-            tokens: BURST,
-            refill_from: Timestamp::default(),
+            of_denials: Turns::default(),
+            of_others: Turns::default(),
             not_before: Timestamp::default(),
             retry: RETRY_MIN,
         }
+    }
+}
+
+/// Which namespace is next, and when the next Event may be created.
+#[derive(Debug)]
+struct Turns {
+    /// When an Event was last created in each namespace: in the last [`REPEAT`], and in each with entries.
+    posted: BTreeMap<String, Timestamp>,
+    /// How many Events may be created at once, and since when one more is on its way.
+    tokens: u32,
+    refill_from: Timestamp,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self {
+            posted: BTreeMap::new(),
+            tokens: BURST,
+            refill_from: Timestamp::default(),
+        }
+    }
+}
+
+impl Turns {
+    /// When the next Event may be created.
+    fn next(&self) -> Timestamp {
+        match self.tokens {
+            0 => self.refill_from + PAUSE,
+            _ => Timestamp::default(),
+        }
+    }
+
+    /// The namespace that has had its turn longest ago comes first.
+    fn last_of(&self, namespace: &str) -> Timestamp {
+        self.posted.get(namespace).copied().unwrap_or_default()
+    }
+
+    /// An Event is about to be created.
+    fn spend(&mut self, now: Timestamp) {
+        while self.tokens < BURST && now.since(self.refill_from) >= PAUSE {
+            self.tokens += 1;
+            self.refill_from = self.refill_from + PAUSE;
+        }
+        if self.tokens == BURST {
+            self.refill_from = now;
+        }
+        self.tokens = self.tokens.saturating_sub(1);
+    }
+
+    /// It was not created.
+    fn give_back(&mut self) {
+        self.tokens = (self.tokens + 1).min(BURST);
+    }
+
+    /// An Event was created. These namespaces have entries.
+    fn posted(&mut self, namespace: &str, waiting: &BTreeSet<String>, now: Timestamp) {
+        self.posted
+            .retain(|one, at| now.since(*at) < REPEAT || waiting.contains(one));
+        self.posted.insert(namespace.to_owned(), now);
     }
 }
 
@@ -216,25 +275,42 @@ impl Ledger {
         }
     }
 
+    fn turns(&self, about: &About) -> &Turns {
+        match about {
+            About::Denials => &self.of_denials,
+            About::Rule(_) | About::Name(_) | About::Pod(_) => &self.of_others,
+        }
+    }
+
+    fn turns_mut(&mut self, about: &About) -> &mut Turns {
+        match about {
+            About::Denials => &mut self.of_denials,
+            About::Rule(_) | About::Name(_) | About::Pod(_) => &mut self.of_others,
+        }
+    }
+
+    /// When an entry may be said.
+    fn may_be_said(&self, about: &About, entry: &Entry) -> Timestamp {
+        let turn = self.turns(about).next();
+        entry.due.max(turn).max(self.not_before)
+    }
+
     /// When [`poll`](Self::poll) has something.
     pub fn next_due(&self) -> Option<Timestamp> {
-        let due = self.entries.values().map(|entry| entry.due).min()?;
-        let token = match self.tokens {
-            0 => self.refill_from + PAUSE,
-            _ => Timestamp::default(),
-        };
-        Some(due.max(token).max(self.not_before))
+        let entries = self.entries.iter();
+        let due = entries.map(|((_, about), entry)| self.may_be_said(about, entry));
+        due.min()
     }
 
     /// The next Event to be created, if it is time for one. [`done`](Self::done) must follow.
     pub fn poll(&mut self, now: Timestamp) -> Option<Posting> {
-        if self.next_due()? > now {
-            return None;
-        }
+        let due = self.entries.iter();
+        let due = due.filter(|((_, about), entry)| self.may_be_said(about, entry) <= now);
         // Namespaces take turns: what many rules or pods of one have to say is not before the others.
-        let due = self.entries.iter().filter(|(_, entry)| entry.due <= now);
-        let turn = |namespace: &str| self.posted.get(namespace).copied().unwrap_or_default();
-        let next = due.min_by_key(|((namespace, _), entry)| (turn(namespace), entry.due));
+        let next = due.min_by_key(|((namespace, about), entry)| {
+            let last = self.turns(about).last_of(namespace);
+            (*about == About::Denials, last, entry.due)
+        });
         let ((namespace, about), entry) = next?;
         let posting = Posting {
             namespace: namespace.clone(),
@@ -242,14 +318,7 @@ impl Ledger {
             note: entry.note.clone(),
             reason: entry.reason,
         };
-        while self.tokens < BURST && now.since(self.refill_from) >= PAUSE {
-            self.tokens += 1;
-            self.refill_from = self.refill_from + PAUSE;
-        }
-        if self.tokens == BURST {
-            self.refill_from = now;
-        }
-        self.tokens = self.tokens.saturating_sub(1);
+        self.turns_mut(&posting.about).spend(now);
         Some(posting)
     }
 
@@ -260,11 +329,14 @@ impl Ledger {
             Outcome::Failed => {
                 self.not_before = now + self.retry;
                 self.retry = (self.retry * 2).min(RETRY_MAX);
-                self.tokens = (self.tokens + 1).min(BURST);
+                self.turns_mut(&posting.about).give_back();
             }
             Outcome::Created | Outcome::Known => {
                 self.retry = RETRY_MIN;
-                self.posted.insert(posting.namespace.clone(), now);
+                let waiting = self.entries.keys().map(|(namespace, _)| namespace.clone());
+                let waiting: BTreeSet<String> = waiting.collect();
+                let turns = self.turns_mut(&posting.about);
+                turns.posted(&posting.namespace, &waiting, now);
                 match &posting.about {
                     // A limit is told again when it is met again, and so is an interface that fails again.
                     About::Name(_) | About::Pod(_) => drop(self.entries.remove(&key)),
@@ -278,9 +350,6 @@ impl Ledger {
                         }
                     }
                 }
-                let entries = &self.entries;
-                let has_entries = |namespace: &str| entries.keys().any(|(one, _)| one == namespace);
-                self.posted.retain(|namespace, _| has_entries(namespace));
             }
         }
     }

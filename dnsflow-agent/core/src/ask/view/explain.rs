@@ -19,7 +19,9 @@ use super::{
     attempt::is_on_link,
     destination_text,
     enforced::{AddressFlows, Extent, RuleFlows},
-    pod_of, transport_text,
+    pod_of,
+    told_names::{ToldNames, covers},
+    transport_text,
 };
 use crate::{
     Timestamp,
@@ -258,7 +260,7 @@ struct Destined<'a> {
     /// Its flows, if the pod was told the address.
     flows: Option<AddressFlows<'a>>,
     /// The names that lead to it.
-    names: Vec<&'a DomainName>,
+    names: ToldNames<'a>,
     /// The one of them that does not count yet.
     unknown: Option<&'a DomainName>,
     /// Why the pod does not know the address. Few questions need it.
@@ -323,9 +325,8 @@ impl<'a> Destined<'a> {
     }
 
     /// A name that leads to it and that a rule by name covers.
-    fn told(&self, rule: &DnsName, pattern: NamePattern) -> Option<&DomainName> {
-        let mut names = self.names.iter().copied();
-        names.find(|told| covers(rule, pattern, told))
+    fn told(&self, rule: &DnsName, pattern: NamePattern) -> Option<&'a DomainName> {
+        self.names.covered_by(rule, pattern)
     }
 
     /// Why the pod does not know the address.
@@ -761,7 +762,7 @@ impl View<'_> {
             sets: self.policy.sets(row),
             enforced: RefCell::default(),
             flows,
-            names,
+            names: ToldNames::new(names),
             unknown,
             untold: OnceCell::new(),
             refusal: OnceCell::new(),
@@ -1214,9 +1215,7 @@ impl View<'_> {
     /// Why OVN does not enforce a rule by name at the port.
     fn not_enforced(&self, to: &Destined<'_>, index: u32) -> (Reason, String) {
         let namespace = self.policy.namespace_of_names(&to.port.row);
-        let mut problems = self.policy.problems(namespace.unwrap_or_default());
-        let problem = problems.find(|(at, _)| *at == index);
-        match problem.map(|(_, problem)| problem) {
+        match namespace.and_then(|namespace| self.policy.problem_at(namespace, index)) {
             Some(problem @ Problem::NotTakenOver(_)) => {
                 (Reason::FirewallNotTakenOver, problem.to_string())
             }
@@ -1449,12 +1448,6 @@ fn ports_match(rule: &Rule, transport: Option<Transport>) -> Ports {
         true => Ports::All,
         false => Ports::None,
     }
-}
-
-/// Whether a rule's name covers a name.
-fn covers(rule: &DnsName, pattern: NamePattern, name: &DomainName) -> bool {
-    let mut suffixes = name.suffixes().enumerate();
-    suffixes.any(|(extra, suffix)| suffix == rule.name().wire() && pattern.covers(extra))
 }
 
 /// Whether a name is one of the cluster's DNS.
@@ -1698,7 +1691,7 @@ fn remedy(
         _ => {}
     }
     let denying = ruling.rule?;
-    let name = to.names.first().copied().or(to.asked.name);
+    let name = to.names.first().or(to.asked.name);
     let name = name.map(ToString::to_string).filter(|name| is_usable(name));
     let change = match (ruling.reason, would, to.asked.transport) {
         (Reason::WrongPort, Some(allowing), Some(transport)) => {

@@ -18,16 +18,27 @@ fn resolvers(texts: &[&str]) -> BTreeSet<Resolver> {
 }
 
 #[test]
-fn the_servers_of_options_and_cluster_are_trusted_and_said_once() {
+fn the_servers_of_options_and_cluster_and_the_cache_are_trusted_and_said_once() {
     let (mut answers, mut out) = answers(&["192.0.2.1"]);
     let first = resolvers(&["192.0.2.1"]);
     assert_eq!(out.commands, [Command::TrustResolvers(first)]);
     out.commands.clear();
     for _ in 0..2 {
-        answers.trust(&resolvers(&["10.96.0.10"]), &mut out);
+        answers.trust(resolvers(&["10.96.0.10"]), &mut out);
     }
     let both = resolvers(&["192.0.2.1", "10.96.0.10"]);
     assert_eq!(out.commands, [Command::TrustResolvers(both)]);
+    out.commands.clear();
+    answers.trust_dns_cache(resolvers(&["169.254.20.10"]), &mut out);
+    answers.trust(resolvers(&[]), &mut out);
+    let all = resolvers(&["192.0.2.1", "10.96.0.10", "169.254.20.10"]);
+    let rest = resolvers(&["192.0.2.1", "169.254.20.10"]);
+    assert_eq!(
+        out.commands,
+        [all, rest].map(Command::TrustResolvers),
+        "the cache stays"
+    );
+    answers.trust(resolvers(&["10.96.0.10"]), &mut out);
     assert!(answers.is_trusted("10.96.0.10:53".parse().expect("an address")));
     assert!(!answers.is_trusted("10.96.0.10:5353".parse().expect("an address")));
     assert!(!answers.is_trusted("10.96.0.11:53".parse().expect("an address")));

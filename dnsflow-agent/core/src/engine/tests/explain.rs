@@ -1530,3 +1530,43 @@ fn a_rule_by_network_denies_with_its_acl() {
     node.set_ovn(&rules);
     assert_eq!(verdicts(&node), (Verdict::NotYet, true));
 }
+
+/// No Service has the address of the DNS cache, unless the cache has a Service's as well. OVN has the ACL of the rule
+/// that denies all addresses.
+#[test]
+fn the_dns_cache_of_the_node_is_denied_where_a_rule_denies_it() {
+    let server = |text: &str| BTreeSet::from([text.parse().expect("a server")]);
+    for cache in [
+        ["169.254.20.10:53", "10.96.0.10:53"],
+        ["169.254.20.10:53"; 2],
+    ] {
+        let mut node = Node::bare();
+        node.engine = Engine::new(Config {
+            refusals: Refusals::new(&[], &[], &[], &[]).expect("few networks"),
+            ..Config::default()
+        });
+        let mut node = node.start(&[allow("a.test"), deny_all()]);
+        node.give(Input::Resolvers(server("10.96.0.10:53")));
+        let addresses = cache.iter().flat_map(|text| server(text));
+        node.give(Input::DnsCache(addresses.collect()));
+        let of_service = reason(&node, "10.96.0.10:53/udp");
+        let in_cluster = (Verdict::Allowed, Reason::InCluster, None);
+        assert_eq!(of_service, in_cluster, "{cache:?}");
+        let (verdict, _, rule) = reason(&node, "169.254.20.10:53/udp");
+        assert_eq!((verdict, rule), (Verdict::Blocked, Some(1)), "{cache:?}");
+    }
+}
+
+/// The ACL of a network with bits behind its prefix, of which OVN makes no flow, is not the one of the corrected rule.
+#[test]
+fn a_rule_whose_network_was_corrected_waits_for_its_acl() {
+    let deny = |network: &str| [cidr(RuleAction::Deny, network)];
+    let corrected = deny("203.0.113.0/24");
+    let mut node = node(&corrected);
+    assert_eq!(reason(&node, "203.0.113.7").0, Verdict::Blocked);
+    node.set_ovn(&deny("203.0.113.1/24"));
+    let (verdict, reason_now, _) = reason(&node, "203.0.113.7");
+    assert_eq!(verdict, Verdict::NotKnown, "{reason_now:?}");
+    node.set_ovn(&corrected);
+    assert_eq!(reason(&node, "203.0.113.7").0, Verdict::Blocked);
+}

@@ -1161,6 +1161,35 @@ fn an_address_has_its_ports_again_when_its_logical_port_comes_back_in_a_full_nod
     }
 }
 
+/// The same with addresses by marks, where the kernel has no room for further marks.
+#[test]
+fn marked_addresses_have_their_ports_again_when_their_logical_port_comes_back_in_a_full_node() {
+    for is_filled in [true, false] {
+        let rules = [many(allow("many.test"), 50), deny_all()];
+        let mut node = node(WAYS[1], &rules);
+        for host in 6..10 {
+            node.add_pod(&format!("p{host}"), host);
+        }
+        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
+        node.answer("p1", "many.test", &addresses(0, 10), 3600);
+        node.pass(Duration::from_secs(30));
+        assert_eq!((node.marks.len(), own(&node)), (10, 0));
+        node.refuses_marks = true;
+        for host in (6..10).filter(|_| is_filled) {
+            node.answer(&format!("p{host}"), "many.test", &addresses(1000, 40), 3600);
+            node.pass(Duration::from_secs(5));
+        }
+        let row = node.remove_logical_port("p1");
+        node.pass(Duration::from_secs(1));
+        node.add_logical_port("p1", 5, row);
+        node.pass(Duration::from_secs(25));
+        node.engine.told.cache.check();
+        let own = own_of(&node, 5).into_values();
+        let whole = own.filter(|flows| *flows == 50).count();
+        assert_eq!(whole, 10, "filled: {is_filled}");
+    }
+}
+
 /// A pod has more flows than usual, and the only number is another address's. Its addresses, of which some have no room,
 /// have no mark to come.
 #[test]

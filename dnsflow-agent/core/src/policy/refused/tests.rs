@@ -799,6 +799,7 @@ impl Rows {
             own: BTreeSet::new(),
             api_servers: api_servers.copied().collect(),
             dns: BTreeSet::new(),
+            dns_cache: BTreeSet::new(),
         };
         (learned, shared)
     }

@@ -207,14 +207,17 @@ fn the_same_words_have_the_same_hash_everywhere() {
     assert_eq!(posting("a", "b").hash(), 0xe5be_b119_0415_e670);
 }
 
-#[test]
-fn of_denied_connections_one_an_hour_is_told() {
-    let denied = |namespace: &str, note: &str| Notice::One {
+fn denied(namespace: &str, note: &str) -> Notice {
+    Notice::One {
         namespace: namespace.into(),
         about: About::Denials,
         reason: "ConnectionDenied",
         note: note.into(),
-    };
+    }
+}
+
+#[test]
+fn of_denied_connections_one_an_hour_is_told() {
     let mut ledger = Ledger::default();
     ledger.take(denied("ns1", "first"), at(0), NONE);
     let hash = ledger.poll(at(0)).expect("it is due").hash();
@@ -228,4 +231,53 @@ fn of_denied_connections_one_an_hour_is_told() {
     // The same name as before, on this node and on others: the API server takes one.
     assert_eq!(ledger.poll(at(3601)).expect("it is due").hash(), hash);
     assert_eq!(said(&mut ledger, at(3601)), ["ns1: fourth"]);
+}
+
+/// More namespaces have denied connections than Events about them can be created in an hour.
+#[test]
+fn denied_connections_delay_no_other_event() {
+    let mut ledger = Ledger::default();
+    for minute in 0..300 {
+        let now = at(60 * minute);
+        for namespace in 0..200 {
+            ledger.take(denied(&format!("noisy{namespace}"), "denied"), now, NONE);
+        }
+        if minute == 200 {
+            ledger.take(rules("noisy7", &[(0, "bad")]), now, NONE);
+            ledger.take(rules("quiet", &[(0, "bad")]), now, NONE);
+        }
+        let said = said(&mut ledger, now);
+        let (rules, denials): (Vec<_>, Vec<_>) = said.iter().partition(|one| one.contains("bad"));
+        let is_due = [200, 260].contains(&minute);
+        assert_eq!(
+            rules.len(),
+            if is_due { 2 } else { 0 },
+            "{minute}: {said:?}"
+        );
+        assert!(denials.len() <= if minute == 0 { 5 } else { 1 }, "{said:?}");
+    }
+}
+
+/// Each of a few namespaces has something new to say as soon as it has said the last.
+#[test]
+fn namespaces_with_news_at_all_times_delay_no_other_without_end() {
+    let mut ledger = Ledger::default();
+    ledger.take(rules("quiet", &[(0, "bad")]), at(0), NONE);
+    assert_eq!(said(&mut ledger, at(0)).len(), 1);
+    let mut told = Vec::new();
+    for minute in 0..90 {
+        let now = at(60 * minute);
+        for namespace in 0..10 {
+            let notice = Notice::One {
+                namespace: format!("noisy{namespace}"),
+                about: About::Name("a.example".into()),
+                reason: "LimitReached",
+                note: format!("too many {namespace}"),
+            };
+            ledger.take(notice, now, NONE);
+        }
+        let said = said(&mut ledger, now);
+        told.extend(said.iter().any(|one| one.contains("bad")).then_some(minute));
+    }
+    assert!(matches!(told[..], [60..=70]), "{told:?}");
 }
