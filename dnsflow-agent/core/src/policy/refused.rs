@@ -486,7 +486,9 @@ impl Refusals {
 
     /// Whether the address belongs to the cluster itself: no EgressFirewall is asked about it, because
     /// ovn-kubernetes leaves the cluster's networks out of its rules, and rewrites a Service's address before
-    /// it comes to them. An address that no Service has comes to them as it is.
+    /// it comes to them. An address that no Service has comes to them as it is. So do addresses of the default network
+    /// on a user-defined one, also those of the Services that its pods may use
+    /// (go-controller/pkg/ovn/controller/services/services_controller.go, `configureUDNEnabledServiceRoute`).
     fn is_inside(&self, address: IpAddr, whose: Whose<'_>) -> bool {
         let Learned {
             pods,
@@ -502,7 +504,11 @@ impl Refusals {
             pods.is_some_and(|pods| pods.contains(address))
                 || services.contains(&(address, concerned))
         };
-        self.cluster.contains(address) || dns.contains(&address) || whose.concerned().any(is_in)
+        let is_on_default = whose.network.is_none();
+        let mut concerned = whose.concerned();
+        self.cluster.contains(address)
+            || is_on_default && dns.contains(&address)
+            || concerned.any(|one| (is_on_default || one != Concerned::Everybody) && is_in(one))
     }
 
     /// An address, and those that it may stand for.

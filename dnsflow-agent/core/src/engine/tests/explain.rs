@@ -215,22 +215,33 @@ fn a_deny_of_all_addresses_closes_the_dns_of_a_user_defined_network() {
         )],
     }));
     node.add_logical_port("udn", 7, row);
-    let hint = "on the user-defined network tenant.network, rule 1 also denies the cluster's DNS: allow its pods before \
-                it by `cidrSelector` (10.244.3.4)";
+    let hint = "on the user-defined network tenant.network, rule 1 also denies the cluster's DNS: allow its address \
+                before it by `cidrSelector` (10.96.0.10)";
     let has_hint = |node: &Node, pod| {
         let hints = explain(node, pod, "example.com:443").hints;
         hints.iter().any(|one| one == hint)
     };
     assert!(has_hint(&node, "udn"));
     assert!(!has_hint(&node, "p1"), "on the default network");
-    let allowed = [
-        cidr(RuleAction::Allow, "10.244.0.0/16"),
-        allow("example.com"),
-        deny_all(),
-    ];
-    node.set_firewall(&allowed);
-    node.set_ovn(&allowed);
-    assert!(!has_hint(&node, "udn"));
+    let dns = |node: &Node, pod| explain(node, pod, "10.96.0.10:53/udp").verdict;
+    assert_eq!(dns(&node, "udn"), Verdict::Blocked);
+    assert_eq!(dns(&node, "p1"), Verdict::NotKnown);
+    for (network, hinted, found) in [
+        ("10.244.0.0/16", true, Verdict::Blocked),
+        ("10.96.0.10/32", false, Verdict::Allowed),
+    ] {
+        let allowed = [
+            cidr(RuleAction::Allow, network),
+            allow("example.com"),
+            deny_all(),
+        ];
+        node.set_firewall(&allowed);
+        node.set_ovn(&allowed);
+        let hint = hint.replace("rule 1", "rule 2");
+        let hints = explain(&node, "udn", "example.com:443").hints;
+        assert_eq!(hints.contains(&hint), hinted, "{network}: {hints:?}");
+        assert_eq!(dns(&node, "udn"), found, "{network}");
+    }
 }
 
 /// A query of a pod, which no answer has followed.
