@@ -11,23 +11,23 @@ ip -n "$OUTSIDE" link set lo up
 ip -n "$CONTROL" link set lo up
 ip -n "$OUTSIDE" link add bridge type bridge
 ip -n "$OUTSIDE" link set bridge up
-ip -n "$OUTSIDE" address add $GATEWAY/16 dev bridge
+ip -n "$OUTSIDE" address add "$GATEWAY/$NODE_BITS" dev bridge "${ADDRESS_OPTIONS[@]}"
 # ip-route(8): every address of a local route is this machine's.
-for network in 198.18.0.0/15 203.0.113.0/24; do
-    ip -n "$OUTSIDE" route add local $network dev lo
+for network in "${OUTSIDE_NETWORKS[@]}"; do
+    ip -n "$OUTSIDE" route add local "$network" dev lo
 done
 ip -n "$OUTSIDE" link add control type veth peer name eth0 netns "$CONTROL"
 ip -n "$OUTSIDE" link set control master bridge up
-ip -n "$CONTROL" address add $CONTROL_ADDRESS/16 dev eth0
+ip -n "$CONTROL" address add "$CONTROL_ADDRESS/$NODE_BITS" dev eth0 "${ADDRESS_OPTIONS[@]}"
 ip -n "$CONTROL" link set eth0 up
-ip -n "$CONTROL" route add default via $GATEWAY
+ip -n "$CONTROL" route add default via "$GATEWAY"
 if [ -n "$MACHINE" ]; then
     ip -n "$OUTSIDE" tuntap add dev "$MACHINE" mode tap
     ip -n "$OUTSIDE" link set "$MACHINE" master bridge up
 fi
 
-daemon web ip netns exec "$OUTSIDE" "$HELPER" web 0.0.0.0:80 "$WORK"
-printf '.:53 {\n    bind %s\n    template ANY ANY . {\n        rcode NXDOMAIN\n    }\n}\n' $GATEWAY >"$WORK/Corefile"
+daemon web ip netns exec "$OUTSIDE" "$HELPER" web "$(socket "$ANY" 80)" "$WORK"
+printf '.:53 {\n    bind %s\n    template ANY ANY . {\n        rcode NXDOMAIN\n    }\n}\n' "$GATEWAY" >"$WORK/Corefile"
 daemon dns ip netns exec "$OUTSIDE" "$BIN/coredns" -conf "$WORK/Corefile"
 
 cd "$WORK/pki"
@@ -49,7 +49,7 @@ kind: Config
 clusters:
   - name: cluster
     cluster:
-      server: https://$CONTROL_ADDRESS:6443
+      server: $API
       certificate-authority-data: $(base64 --wrap 0 ca.crt)
 users:
   - name: user
@@ -64,7 +64,7 @@ EOF
 }
 service=kubernetes.default.svc
 certificate server /CN=kube-apiserver \
-    "DNS:kubernetes.default,DNS:$service,DNS:$service.cluster.local,IP:$CONTROL_ADDRESS,IP:10.96.0.1,IP:127.0.0.1"
+    "DNS:kubernetes.default,DNS:$service,DNS:$service.cluster.local,IP:$CONTROL_ADDRESS,IP:$API_SERVICE,IP:127.0.0.1"
 certificate admin /O=system:masters/CN=admin
 certificate kubelet-client /O=system:masters/CN=kube-apiserver-kubelet-client
 certificate controller-manager /CN=system:kube-controller-manager
@@ -81,8 +81,8 @@ ETCD=http://127.0.0.1
 daemon etcd ip netns exec "$CONTROL" "$BIN/etcd" --data-dir "$WORK/etcd" --unsafe-no-fsync \
     --listen-client-urls $ETCD:2379 --advertise-client-urls $ETCD:2379 --listen-peer-urls $ETCD:2380
 daemon kube-apiserver ip netns exec "$CONTROL" "$BIN/kube-apiserver" --etcd-servers=$ETCD:2379 \
-    --advertise-address=$CONTROL_ADDRESS --bind-address=0.0.0.0 --secure-port=6443 \
-    --service-cluster-ip-range=$SERVICE_NETWORK --allow-privileged=true \
+    --advertise-address="$CONTROL_ADDRESS" --bind-address="$ANY" --secure-port=6443 \
+    --service-cluster-ip-range="$SERVICE_NETWORK" --allow-privileged=true \
     --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction \
     --tls-cert-file=server.crt --tls-private-key-file=server.key --client-ca-file=ca.crt \
     --service-account-key-file=sa.pub --service-account-signing-key-file=sa.key \
@@ -93,7 +93,7 @@ eventually 120 kubectl get --raw /readyz
 daemon kube-controller-manager ip netns exec "$CONTROL" "$BIN/kube-controller-manager" \
     --kubeconfig=controller-manager.conf --leader-elect=false --root-ca-file=ca.crt \
     --service-account-private-key-file=sa.key --use-service-account-credentials \
-    --cluster-cidr=$POD_NETWORK --allocate-node-cidrs=false
+    --cluster-cidr="$POD_NETWORK" --allocate-node-cidrs=false
 daemon kube-scheduler ip netns exec "$CONTROL" "$BIN/kube-scheduler" \
     --kubeconfig=scheduler.conf --leader-elect=false
 kubectl apply --filename "$BIN/crds/" >/dev/null

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# kubelet.sh NODE ADDRESS: the kubelet, in place of one that runs. Runs in the node.
+# kubelet.sh NODE [ADDRESS]: the kubelet, in place of one that runs, which has the same address. Runs in the node.
 set -euo pipefail
 node=$1
-address=$2
+kept=/run/node-address
+[ -z "${2:-}" ] || echo "$2" >$kept
+address=$(<$kept)
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/cluster/bin
 if pkill --exact kubelet; then
     while pgrep --exact kubelet >/dev/null; do sleep 0.2; done

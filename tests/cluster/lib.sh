@@ -4,17 +4,16 @@
 #   WORK     the directory of the run; the nodes see its parts in /cluster
 #   BIN      $CLUSTER_BIN, with the programs and the root file system `node`
 #   HELPER   the lab's helper
+#   FAMILY   ipv4 or ipv6, the one family of the cluster
 #   MACHINE  the node that is a virtual machine, or nothing; unset inside of it
 #   GATEWAY_MODE  that node's gateway mode
 : "${NAME:?}" "${WORK:?}" "${BIN:?}" "${HELPER:?}"
+# shellcheck source=networks.sh
+. "$(dirname "${BASH_SOURCE[0]}")/networks.sh"
 OUTSIDE=$NAME-outside
 CONTROL=$NAME-control
-CONTROL_ADDRESS=172.18.0.10
-GATEWAY=172.18.0.1
-POD_NETWORK=10.244.0.0/16
-SERVICE_NETWORK=10.96.0.0/16
+API=https://$(socket "$CONTROL_ADDRESS" 6443)
 NODES=(n1 n2)
-declare -A ADDRESSES=([n1]=172.18.0.2 [n2]=172.18.0.3)
 CONTROLLERS=(blkio cpu cpuacct cpuset devices freezer memory pids systemd)
 
 # daemon NAME COMMAND...: starts it in a session of its own, with a log and a pid file.

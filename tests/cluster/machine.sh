@@ -34,7 +34,7 @@ until [ -e "$WORK/nodes/$node/upper/ready" ]; do
     sleep 1
 done
 pgrep --parent $! >"$WORK/run/$node.init"
-on "$node" env NAME="$NAME-$node" DATAPATH=system bash /cluster/scripts/node-daemons.sh "$node" "$address"
+on "$node" env NAME="$NAME-$node" DATAPATH=system FAMILY="$FAMILY" bash /cluster/scripts/node-daemons.sh "$node" "$address"
 
 # A pipe to which nobody writes: a pause without a new process.
 exec {nothing}<> <(:)

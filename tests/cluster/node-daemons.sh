@@ -3,6 +3,8 @@
 # and the kubelet. Runs in the node.
 set -euo pipefail
 : "${DATAPATH:?}"
+# shellcheck source=networks.sh
+. "$(dirname "$0")/networks.sh"
 node=$1
 address=$2
 log=/cluster/log
@@ -34,8 +36,9 @@ ovs-vsctl add-br br-ex -- set bridge br-ex datapath_type="$DATAPATH" "other_conf
     -- add-port br-ex eth0
 ip address flush dev eth0
 ip link set br-ex address "$mac" up
-ip address add "$address/16" dev br-ex
-ip route add default via 172.18.0.1
+ip address add "$address/$NODE_BITS" dev br-ex "${ADDRESS_OPTIONS[@]}"
+# The route of eth0 outlives its address in IPv6.
+ip route replace default via "$GATEWAY"
 if [ "$DATAPATH" = netdev ]; then
     ethtool --offload br-ex tx off >/dev/null
     # The datapath reads eth0 by a packet socket. The kernel's own stack must not answer the same frames.
@@ -59,6 +62,7 @@ $ovn start_controller --no-monitor >>"$log/$node-ovn.log" 2>&1
 cat >/var/lib/kubelet/config.yaml <<EOF
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
+address: "$ANY"
 authentication:
   anonymous: {enabled: false}
   webhook: {enabled: true}
@@ -66,7 +70,7 @@ authentication:
 authorization: {mode: Webhook}
 cgroupDriver: cgroupfs
 cgroupRoot: /$NAME
-clusterDNS: [10.96.0.10]
+clusterDNS: ["$DNS_SERVICE"]
 clusterDomain: cluster.local
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%}

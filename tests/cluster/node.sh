@@ -12,8 +12,8 @@ ip -n "$space" link set lo up
 ip -n "$OUTSIDE" link add "$node" type veth peer name eth0 netns "$space"
 ip -n "$OUTSIDE" link set "$node" master bridge up
 ip -n "$space" link set eth0 up
-ip -n "$space" address add "$address/16" dev eth0
-ip -n "$space" route add default via $GATEWAY
+ip -n "$space" address add "$address/$NODE_BITS" dev eth0 "${ADDRESS_OPTIONS[@]}"
+ip -n "$space" route add default via "$GATEWAY"
 # The userspace datapath reads frames as they are: nobody fills in a checksum that was left to the device.
 ip netns exec "$space" ethtool --offload eth0 tx off >/dev/null
 ip netns exec "$OUTSIDE" ethtool --offload "$node" tx off >/dev/null
@@ -31,4 +31,4 @@ daemon "$node" nsenter --net="/run/netns/$space" unshare --mount --pid --uts --i
     "$WORK/scripts/node-init.sh" "$node" "$address"
 eventually 30 test -e "$WORK/nodes/$node/upper/ready"
 pgrep --parent "$(<"$WORK/run/$node.pid")" >"$WORK/run/$node.init"
-on "$node" env NAME="$space" DATAPATH=netdev bash /cluster/scripts/node-daemons.sh "$node" "$address"
+on "$node" env NAME="$space" DATAPATH=netdev FAMILY="$FAMILY" bash /cluster/scripts/node-daemons.sh "$node" "$address"

@@ -12,8 +12,8 @@ kubectl --namespace ovn-kubernetes create serviceaccount ovnkube
 kubectl create clusterrolebinding ovnkube --clusterrole=cluster-admin --serviceaccount=ovn-kubernetes:ovnkube
 token=$(kubectl --namespace ovn-kubernetes create token ovnkube --duration=24h)
 options=(
-    --k8s-apiserver="https://$CONTROL_ADDRESS:6443" --k8s-cacert=/cluster/pki/ca.crt --k8s-token="$token"
-    --cluster-subnets="$POD_NETWORK/24" --k8s-service-cidr="$SERVICE_NETWORK"
+    --k8s-apiserver="$API" --k8s-cacert=/cluster/pki/ca.crt --k8s-token="$token"
+    --cluster-subnets="$POD_NETWORK/$POD_NETWORK_BITS" --k8s-service-cidr="$SERVICE_NETWORK"
     --ovn-config-namespace=ovn-kubernetes --host-network-namespace=ovn-host-network
     --enable-egress-firewall --enable-egress-ip --enable-egress-qos --enable-egress-service
     --enable-multicast --enable-multi-external-gateway
@@ -40,5 +40,5 @@ for node in "${NODES[@]}"; do
 done
 eventually 900 kubectl get node "${NODES[@]}"
 kubectl wait --for=condition=Ready nodes --all --timeout=900s
-kubectl apply --filename "$(dirname "$0")/coredns.yaml"
+sed "s/DNS_SERVICE/$DNS_SERVICE/" "$(dirname "$0")/coredns.yaml" | kubectl apply --filename -
 kubectl --namespace kube-system rollout status deployment/coredns --timeout=900s

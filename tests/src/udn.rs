@@ -285,7 +285,8 @@ impl Lab {
     }
 
     /// Joins an existing pod to the network, and routes its traffic there, without that for the
-    /// cluster's services. Returns the pod's address on the network.
+    /// cluster's services. ovn-kubernetes also routes that there, and from the router to the node's
+    /// own stack (`configureUDNEnabledServiceRoute`), which a lab has not. Returns the pod's address on the network.
     pub fn join_network(&self, spec: &PodSpec, network: &UserNetwork) -> Result<Ipv4Addr> {
         let [.., last] = spec.address.octets();
         let address = network.topology.address(last);

@@ -4,6 +4,7 @@
 //! first one runs in a virtual machine, on the datapath of its kernel. The scripts in `tests/cluster` start programs
 //! that `CLUSTER_BIN` has, and build none. Everything goes again, also after a failure and Ctrl-C.
 
+mod family;
 mod nodes;
 mod programs;
 mod restarts;
@@ -17,6 +18,7 @@ use clap::Args;
 use dnsflow_tests::support::{helper, lab_name, root_directory};
 
 use self::{
+    family::Family,
     nodes::Nodes,
     programs::Programs,
     restarts::Restart,
@@ -33,13 +35,10 @@ use crate::{
 const IMAGE: &str = "dnsflow:latest";
 /// The image of all other pods, which `tests/cluster/image.sh` makes.
 const POD_IMAGE: &str = "cluster:local";
-/// Where the story's web servers are. Those of the restarts' names are in other networks.
-const STORY_SERVERS: [&str; 2] = ["203.0.113.80", "203.0.113.81"];
 
 /// The image of `--other-image`.
 const OTHER_IMAGE: &str = "dnsflow:other";
-
-/// Each run takes eight networks of 198.18.0.0/16.
+/// Each run takes eight networks of [`Family::server`].
 const MAX_RUNS: i64 = 30;
 
 /// Brings up a cluster of two nodes, tells the story in it, restarts agents under fresh names, and takes it down.
@@ -66,6 +65,9 @@ pub(crate) struct ClusterCommand {
     /// The other version's deploy/base
     #[arg(long, value_name = "DIRECTORY", requires = "other_image")]
     other_base: Option<PathBuf>,
+    /// The one family of pods, Services, nodes and what is outside
+    #[arg(long, value_enum, default_value = "ipv4")]
+    family: Family,
     /// The first node in a virtual machine with this kernel of Debian's, and its openvswitch module
     #[arg(long, value_enum, value_name = "KERNEL", num_args = 0..=1, default_missing_value = "6.12")]
     vm: Option<Kernel>,
@@ -106,7 +108,14 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
         None => None,
     };
     let name = lab_name("cluster");
-    let mut nodes = Nodes::new(name, directory, programs, helper()?, virtual_node);
+    let mut nodes = Nodes::new(
+        name,
+        directory,
+        programs,
+        helper()?,
+        command.family,
+        virtual_node,
+    );
     // Of a run that was killed.
     nodes.down()?;
     let counted = run_in(&mut nodes, &images, command);
@@ -153,7 +162,8 @@ fn run_in(
         .transpose()?;
     kind::step("two nodes", || nodes.up(images))?;
     if !command.without_story {
-        kind::tell_with(&access, &deployment, POD_IMAGE, STORY_SERVERS)?;
+        let servers = command.family.story_servers();
+        kind::tell_with(&access, &deployment, POD_IMAGE, servers)?;
     }
     kind::step("dnsflow is deployed", || deployment.roll_out())?;
     let restarts = restarts::Restarts::begin(nodes, &access, &deployment, other.as_ref())?;

@@ -398,10 +398,13 @@ impl Access<'_> {
 
     // Plans.
 
-    /// The kernel opens nothing more at a port by the rules as they were. It closes what it has opened beside flows.
+    /// The kernel opens nothing more at the ports of a port's pod by the rules as they were, since an answer is for all of
+    /// them. It closes what it has opened beside flows.
     pub(crate) fn forget_classes(&mut self, port: PortId, batch: &mut Batch) {
-        let marked_beside = self.classes.forget(port);
-        self.close_beside(port, marked_beside, batch);
+        for port in self.ports.of_pod(port) {
+            let marked_beside = self.classes.forget(port);
+            self.close_beside(port, marked_beside, batch);
+        }
     }
 
     /// Removes the kernel's marks of addresses that the agent has given none.

@@ -890,10 +890,7 @@ impl Engine {
     fn port_changed(&mut self, change: PortChange, batch: &mut Batch) {
         let (mut access, _, out) = self.access();
         if let PortChange::Opened(port) | PortChange::Moved(port) = change {
-            // An answer to a pod with several ports is for all of them: the kernel opens none of it.
-            for port in access.ports.of_pod(port) {
-                access.forget_classes(port, batch);
-            }
+            access.forget_classes(port, batch);
         }
         match change {
             PortChange::Opened(port) => {

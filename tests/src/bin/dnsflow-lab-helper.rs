@@ -4,7 +4,7 @@
 
 use std::{
     io::{ErrorKind, Read, Write},
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     process::ExitCode,
     thread,
     time::{Duration, Instant},
@@ -177,14 +177,19 @@ fn fresh_names(server: &str, port: &str, pause: &str, names: &[&str]) -> Result<
     Ok(())
 }
 
-/// Connects to where the name leads; how many SYNs had to be sent again.
+/// Connects to where the name leads in the server's family; how many SYNs had to be sent again.
 fn connect_by_name(server: &str, name: &str, port: u16) -> Result<u32> {
-    let answer = over_udp(server, &query("A", name, None)?)?;
+    let kind = match server.parse()? {
+        SocketAddr::V4(_) => "A",
+        SocketAddr::V6(_) => "AAAA",
+    };
+    let answer = over_udp(server, &query(kind, name, None)?)?;
     let mut addresses = answer
         .answers
         .iter()
         .filter_map(|record| match record.data {
-            RData::A(address) => Some(address.0),
+            RData::A(address) => Some(IpAddr::from(address.0)),
+            RData::AAAA(address) => Some(address.0.into()),
             _ => None,
         });
     let address = addresses.next().context("no address")?;

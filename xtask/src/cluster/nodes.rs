@@ -12,14 +12,12 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use dnsflow_tests::support::workspace;
 
-use super::{programs::Programs, virtual_node::VirtualNode};
+use super::{family::Family, programs::Programs, virtual_node::VirtualNode};
 use crate::{interrupt, kind::access::Access};
 
 /// The node without a DNS server, where pods ask and agents are killed. In a virtual machine, if one is wanted.
 pub(super) const FIRST: &str = "n1";
 const NODES: [&str; 2] = [FIRST, "n2"];
-/// That of [`FIRST`], as in `lib.sh`.
-pub(super) const FIRST_ADDRESS: &str = "172.18.0.2";
 /// The directories of a run, of which only the logs stay.
 const DIRECTORIES: [&str; 5] = ["images", "log", "pki", "run", "scripts"];
 const LOG_LINES: usize = 20;
@@ -33,6 +31,7 @@ pub(super) struct Nodes {
     programs: Programs,
     /// The lab's helper.
     helper: PathBuf,
+    family: Family,
     /// [`FIRST`], if it is not in namespaces.
     virtual_node: Option<VirtualNode>,
 }
@@ -44,6 +43,7 @@ impl Nodes {
         directory: PathBuf,
         programs: Programs,
         helper: PathBuf,
+        family: Family,
         virtual_node: Option<VirtualNode>,
     ) -> Self {
         Self {
@@ -51,6 +51,7 @@ impl Nodes {
             directory,
             programs,
             helper,
+            family,
             virtual_node,
         }
     }
@@ -58,6 +59,10 @@ impl Nodes {
     /// Whether the first node is a virtual machine.
     pub(super) fn is_virtual(&self) -> bool {
         self.virtual_node.is_some()
+    }
+
+    pub(super) fn family(&self) -> Family {
+        self.family
     }
 
     pub(super) fn directory(&self) -> &Path {
@@ -159,6 +164,7 @@ impl Nodes {
             ("WORK", text(&self.directory)),
             ("BIN", text(self.programs.directory())),
             ("HELPER", text(&self.helper)),
+            ("FAMILY", self.family.name().to_owned()),
         ]
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::Ipv4Addr,
+    net::IpAddr,
     process::Stdio,
     thread::{scope, sleep},
     time::{Duration, Instant},
@@ -14,7 +14,8 @@ use dnsflow_tests::{process::run, support::workspace};
 use serde_json::{Value, json};
 
 use super::{
-    nodes::{FIRST, FIRST_ADDRESS, Nodes},
+    family::Family,
+    nodes::{FIRST, Nodes},
     table::{Counts, Names, Row, Way},
 };
 use crate::{
@@ -46,7 +47,6 @@ const ASK: &str = "rm -f /tmp/done
 const ASKED: &str = "[ -e /tmp/done ] && sed 's/^/# /' /tmp/errors && cat /tmp/names";
 const RULES: &str = "dnsflow-restarts";
 const PLAIN: &str = "dnsflow-plain";
-const DNS: &str = "10.96.0.10:53";
 /// The bits of `--mark-mask`, unless something else is said.
 const MARK_MASK: &str = "0xffe00000";
 const TABLE: &str = "dnsflow-ways";
@@ -125,10 +125,10 @@ impl Restart {
         format!("{}-{run}", self.name().replace(" -", "-").replace(' ', "-"))
     }
 
-    /// The address of a name, to which no other one leads (RFC 2544, appendix C.2.2).
-    fn address(self, run: usize, number: usize) -> Result<Ipv4Addr> {
+    /// The address of a name, to which no other one leads.
+    fn address(self, family: Family, run: usize, number: usize) -> Result<IpAddr> {
         let network = u8::try_from(run * RESTARTS.len() + self as usize)?;
-        Ok(Ipv4Addr::new(198, 18, network, u8::try_from(number + 1)?))
+        Ok(family.server(network, u8::try_from(number + 1)?))
     }
 
     fn host(self, run: usize, number: usize) -> String {
@@ -137,12 +137,12 @@ impl Restart {
 
     /// A Service without a selector and its EndpointSlice: CoreDNS answers with these addresses (Kubernetes DNS-Based
     /// Service Discovery, version 1.1.0, section 2.4).
-    fn objects(self, run: usize) -> Result<[Value; 2]> {
+    fn objects(self, family: Family, run: usize) -> Result<[Value; 2]> {
         let name = self.service(run);
         let mut endpoints = Vec::new();
         for number in 0..=NAMES {
             endpoints.push(json!({
-                "addresses": [self.address(run, number)?],
+                "addresses": [self.address(family, run, number)?],
                 "hostname": format!("n{number}"),
             }));
         }
@@ -161,7 +161,7 @@ impl Restart {
                     "namespace": RULES,
                     "labels": {"kubernetes.io/service-name": name},
                 },
-                "addressType": "IPv4",
+                "addressType": family.address_type(),
                 "ports": [{"name": "http", "port": 80}],
                 "endpoints": endpoints,
             }),
@@ -198,7 +198,9 @@ impl<'a> Restarts<'a> {
 
     fn start_pods(&self) -> Result<()> {
         let file = workspace()?.join("tests/cluster/restarts.yaml");
-        self.access.apply(&fs::read_to_string(file)?)?;
+        let manifests = fs::read_to_string(file)?;
+        let any = self.nodes.family().any();
+        self.access.apply(&manifests.replace("ANY_ADDRESS", any))?;
         for namespace in [RULES, PLAIN] {
             let wait = ["--namespace", namespace, "wait", "pod/pod"];
             let mut wait = self.access.kubectl(&wait);
@@ -229,7 +231,7 @@ impl<'a> Restarts<'a> {
 
     /// The names of both pods during one restart.
     fn during(&self, restart: Restart, run: usize) -> Result<Row> {
-        for object in restart.objects(run)? {
+        for object in restart.objects(self.nodes.family(), run)? {
             self.access.apply(&object.to_string())?;
         }
         // The firewall and the ways are ready before the counting begins.
@@ -310,7 +312,8 @@ impl<'a> Restarts<'a> {
         };
         let exec = ["--namespace", namespace, "exec", "pod", "--", "sh", "-c"];
         let mut ask = self.access.kubectl(&exec);
-        ask.args([ASK, "sh", DNS, "80", &pause.as_millis().to_string()])
+        let pause_ms = pause.as_millis().to_string();
+        ask.args([ASK, "sh", self.nodes.family().dns(), "80", &pause_ms])
             .args(hosts);
         run(&mut ask)?;
         let start = Instant::now();
@@ -372,9 +375,7 @@ impl<'a> Restarts<'a> {
                 kubectl(&["rollout", "restart", "daemonset/dnsflow"])?;
                 self.deployment.rolled_out()
             }
-            Restart::Kubelet => {
-                on_node(&["bash", "/cluster/scripts/kubelet.sh", FIRST, FIRST_ADDRESS])
-            }
+            Restart::Kubelet => on_node(&["bash", "/cluster/scripts/kubelet.sh", FIRST]),
             Restart::Drained => {
                 kubectl(&["drain", FIRST, "--force", "--ignore-daemonsets"])?;
                 delete_agent()?;
@@ -448,11 +449,13 @@ mod tests {
     #[test]
     fn no_address_stands_for_two_names() {
         let mut addresses = Vec::new();
-        for (restart, run) in RESTARTS
-            .into_iter()
-            .flat_map(|restart| [(restart, 1), (restart, 2)])
-        {
-            let [_, slice] = restart.objects(run).expect("addresses of the network");
+        let runs = RESTARTS.into_iter().flat_map(|restart| {
+            let families = [Family::Ipv4, Family::Ipv6];
+            families.map(|family| [(restart, family, 1), (restart, family, 2)])
+        });
+        for (restart, family, run) in runs.flatten() {
+            let objects = restart.objects(family, run);
+            let [_, slice] = objects.expect("addresses of the network");
             let endpoints = slice["endpoints"].as_array().expect("a list");
             assert_eq!(endpoints.len(), NAMES + 1);
             let of = |endpoint: &Value| endpoint["addresses"][0].to_string();

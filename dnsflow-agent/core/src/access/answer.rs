@@ -425,13 +425,14 @@ impl Access<'_> {
         &self,
         reading: &ReadAnswer,
     ) -> impl Iterator<Item = (bool, GroupId)> {
-        let asked = &reading.asked;
-        // Another port of the pod may have to be told, too.
-        let recipient = match &reading.recipients.0[..] {
-            [one] if one.port == asked.asker && asked.mention == Mention::Some => Some(one),
-            _ => None,
-        };
-        let recipient = recipient.filter(|one| !one.matched.is_empty() && !one.is_to_be_denied);
+        let Asked { asker, mention, .. } = reading.asked;
+        let recipients = || reading.recipients.0.iter();
+        // The kernel opens at the asker's port alone: no other port of the pod may have a rule for the name.
+        let mut others = recipients().filter(|one| one.port != asker);
+        let is_alone = !others.any(|one| !one.matched.is_empty() || one.is_to_be_denied);
+        let mut own = recipients().filter(|one| one.port == asker);
+        let recipient = own.find(|one| !one.matched.is_empty() && !one.is_to_be_denied);
+        let recipient = recipient.filter(|_| mention == Mention::Some && is_alone);
         [false, true].into_iter().filter_map(move |is_ipv6| {
             let Recipient { port, .. } = recipient?;
             let mut addresses = reading.answer.addresses.iter();

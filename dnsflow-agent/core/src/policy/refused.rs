@@ -493,7 +493,9 @@ impl Refusals {
 
     /// Whether the address belongs to the cluster itself: no EgressFirewall is asked about it, because
     /// ovn-kubernetes leaves the cluster's networks out of its rules, and rewrites a Service's address before
-    /// it comes to them. An address that no Service has comes to them as it is.
+    /// it comes to them. An address that no Service has comes to them as it is. So do addresses of the default network
+    /// on a user-defined one, also those of the Services that its pods may use
+    /// (go-controller/pkg/ovn/controller/services/services_controller.go, `configureUDNEnabledServiceRoute`).
     fn is_inside(&self, address: IpAddr, whose: Whose<'_>) -> bool {
         let Learned {
             pods,
@@ -506,16 +508,17 @@ impl Refusals {
             dns_cache,
         } = &self.learned;
         let is_in = |concerned: Concerned| {
-            // Of the networks of pods, the rules for a user-defined network leave out its own alone. A Service leads to
-            // its backends on each network.
-            let is_left_out = whose.network.is_none() || concerned != Concerned::Everybody;
-            let pods = pods.get(&concerned).filter(|_| is_left_out);
+            let pods = pods.get(&concerned);
             pods.is_some_and(|pods| pods.contains(address))
                 || services.contains(&(address, concerned))
         };
         // The DNS cache has an address of the masquerade network, which no rule leaves out.
         let is_of_cluster = self.cluster.contains(address) && !dns_cache.contains(&address);
-        is_of_cluster || dns.contains(&address) || whose.concerned().any(is_in)
+        let is_on_default = whose.network.is_none();
+        let mut concerned = whose.concerned();
+        is_of_cluster
+            || is_on_default && dns.contains(&address)
+            || concerned.any(|one| (is_on_default || one != Concerned::Everybody) && is_in(one))
     }
 
     /// An address, and those that it may stand for.

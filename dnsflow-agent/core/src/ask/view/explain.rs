@@ -1347,14 +1347,17 @@ impl View<'_> {
     }
 
     /// Whether the EgressFirewall keeps a pod on a user-defined network from the cluster's DNS. ovn-kubernetes leaves the
-    /// subnets of that network alone out of a rule by CIDR, and the DNS pods are on the default network.
+    /// subnets of that network alone out of a rule by CIDR, and rewrites the address of the DNS Service behind the rules,
+    /// on the default network.
     fn denied_dns(&self, port: &Port, firewall: &Firewall) -> Option<String> {
         let network = port.row.network.as_ref()?;
+        let namespace = self.policy.namespace_of_names(&port.row);
         let trusted = self.answers.trusted().into_iter().flatten();
-        let servers = trusted.flat_map(|server| self.policy.backends_behind(server.address));
-        let servers: BTreeSet<IpAddr> = servers.collect();
+        let servers = trusted.map(|server| server.address);
+        let is_inside = |one: &IpAddr| self.refused.is_inside(*one, &port.row, namespace);
+        let servers: BTreeSet<IpAddr> = servers.filter(|one| !is_inside(one)).collect();
         let decides = |(index, rule): (u32, &Rule)| match &rule.destination {
-            // Whether the ports of a Deny are those of the DNS pods is not known.
+            // A Deny of some ports may leave those of DNS open.
             _ if rule.action == RuleAction::Deny && !rule.ports.is_empty() => None,
             Destination::Cidr(network) if servers.iter().any(|one| network.contains(one)) => {
                 Some((index, rule.action))
@@ -1365,8 +1368,8 @@ impl View<'_> {
         (action == RuleAction::Deny).then(|| {
             let servers = servers.iter().take(DNS_SERVERS_MAX).map(IpAddr::to_string);
             format!(
-                "on the user-defined network {network}, rule {index} also denies the cluster's DNS: allow its pods before \
-                 it by `cidrSelector` ({})",
+                "on the user-defined network {network}, rule {index} also denies the cluster's DNS: allow its address \
+                 before it by `cidrSelector` ({})",
                 servers.collect::<Vec<_>>().join(", ")
             )
         })

@@ -229,11 +229,7 @@ fn on_a_user_defined_network_a_rule_holds_for_pods_of_the_default_network() {
     let denied = (Verdict::Blocked, Reason::DeniedByRule);
     for (pod, target, expected) in [
         ("udn", "10.244.3.4:53", denied),
-        (
-            "udn",
-            "10.96.0.10:53",
-            (Verdict::NotKnown, Reason::LeadsOut),
-        ),
+        ("udn", "10.96.0.10:53", denied),
         ("udn", "10.100.0.9:80", in_cluster),
         ("p1", "10.244.3.4:53", in_cluster),
         ("p1", "10.96.0.10:53", in_cluster),
@@ -248,22 +244,33 @@ fn on_a_user_defined_network_a_rule_holds_for_pods_of_the_default_network() {
 #[test]
 fn a_deny_of_all_addresses_closes_the_dns_of_a_user_defined_network() {
     let mut node = with_udn(&[allow("example.com"), deny_all()]);
-    let hint = "on the user-defined network tenant.network, rule 1 also denies the cluster's DNS: allow its pods before \
-                it by `cidrSelector` (10.244.3.4)";
+    let hint = "on the user-defined network tenant.network, rule 1 also denies the cluster's DNS: allow its address \
+                before it by `cidrSelector` (10.96.0.10)";
     let has_hint = |node: &Node, pod| {
         let hints = explain(node, pod, "example.com:443").hints;
         hints.iter().any(|one| one == hint)
     };
     assert!(has_hint(&node, "udn"));
     assert!(!has_hint(&node, "p1"), "on the default network");
-    let allowed = [
-        cidr(RuleAction::Allow, "10.244.0.0/16"),
-        allow("example.com"),
-        deny_all(),
-    ];
-    node.set_firewall(&allowed);
-    node.set_ovn(&allowed);
-    assert!(!has_hint(&node, "udn"));
+    let dns = |node: &Node, pod| explain(node, pod, "10.96.0.10:53/udp").verdict;
+    assert_eq!(dns(&node, "udn"), Verdict::Blocked);
+    assert_eq!(dns(&node, "p1"), Verdict::Allowed);
+    for (network, hinted, found) in [
+        ("10.244.0.0/16", true, Verdict::Blocked),
+        ("10.96.0.10/32", false, Verdict::Allowed),
+    ] {
+        let allowed = [
+            cidr(RuleAction::Allow, network),
+            allow("example.com"),
+            deny_all(),
+        ];
+        node.set_firewall(&allowed);
+        node.set_ovn(&allowed);
+        let hint = hint.replace("rule 1", "rule 2");
+        let hints = explain(&node, "udn", "example.com:443").hints;
+        assert_eq!(hints.contains(&hint), hinted, "{network}: {hints:?}");
+        assert_eq!(dns(&node, "udn"), found, "{network}");
+    }
 }
 
 /// A query of a pod, which no answer has followed.

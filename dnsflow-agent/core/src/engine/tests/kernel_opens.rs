@@ -234,6 +234,38 @@ fn a_second_network_of_a_pod_takes_its_classes_away() {
     assert_eq!(node.kernel.classes, Default::default());
 }
 
+/// ovn-kubernetes enforces an EgressFirewall on one network of a pod, and the pod asks and connects there.
+#[test]
+fn a_network_without_rules_leaves_the_classes_of_the_other_one() {
+    fn hold_at(node: &mut Node, ports: &[&str]) {
+        let group = PortGroup {
+            name: GROUP.into(),
+            ports: ports.iter().map(|port| (*port).to_owned()).collect(),
+        };
+        let (row, _) = node.group();
+        node.give(Input::Sb(SbUpdate {
+            port_groups: vec![(row, Some(group))],
+            ..SbUpdate::default()
+        }));
+    }
+    let mut node = node();
+    node.add_pod_as("p1udn", 7, "uid-p1", RowId::new(0x107));
+    hold_at(&mut node, &["ns1_p1udn"]);
+    node.answer("p1udn", "www.example.com", &[ADDRESS], 600);
+    node.answer("p1udn", "api.example.com", &[OTHER], 600);
+    assert_eq!(node.kernel.classes.len(), 1);
+    node.answer("p1udn", "cdn.example.com", &[FRESH], 600);
+    assert_eq!(node.engine.counters().addresses_opened_by_kernel, 1);
+    // An answer at the port without rules is for the other one, too.
+    node.answer("p1", "img.example.com", &[[203, 0, 113, 78]], 600);
+    assert_eq!(node.engine.counters().addresses_opened_by_kernel, 1);
+    assert_eq!(node.kernel.classes.len(), 1);
+    hold_at(&mut node, &["ns1_p1", "ns1_p1udn"]);
+    assert_eq!(node.kernel.classes, Default::default());
+    node.answer("p1udn", "new.example.com", &[[203, 0, 113, 79]], 600);
+    assert_eq!(node.kernel.classes, Default::default());
+}
+
 /// A node whose kernel opens what is one label below `example.com`, and which has told the kernel so by the first of these
 /// rules. A rule denies a name that leads to [`FRESH`]: that has flows of its own.
 fn opening_beside(rules: &[Rule], is_denied: bool) -> Node {
