@@ -15,7 +15,7 @@ use std::{
 };
 
 use aya::{
-    maps::{Map, MapData, RingBuf},
+    maps::{Map, MapData, MapError, ProgramArray, RingBuf},
     programs::{
         links::{FdLink, LinkError, PinnedLink},
         tc::SchedClassifierLink,
@@ -28,7 +28,7 @@ use dnsflow_common::{
 use dnsflow_core::{Timestamp, io::input::Frame};
 use tracing::{debug, info, warn};
 
-use super::records;
+use super::{absent, records};
 
 /// The magic number of the BPF file system (`BPF_FS_MAGIC` in Linux `include/uapi/linux/magic.h`).
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
@@ -106,6 +106,17 @@ pub struct Left {
 }
 
 impl Left {
+    /// Has the programs that write to this ring buffer open no address from now on. They go on to capture.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn end_opening(&self) -> Result<(), MapError> {
+        let map = MapData::from_pin(openers_of(&self.path));
+        let openers = map.and_then(|map| ProgramArray::try_from(Map::ProgramArray(map)));
+        absent(openers.and_then(|mut openers| openers.clear_index(&0)))
+    }
+
     /// Hands the frames that nobody has read to `each`, oldest first, and removes the ring buffer.
     ///
     /// An answer that was held for longer than `GOES_BACK` is handed over as one that has passed: it opens its
