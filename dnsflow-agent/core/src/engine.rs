@@ -42,7 +42,7 @@ use crate::{
     pods::{
         budget::FlowBudget,
         filter::Filter,
-        ports::{PortChange, Ports},
+        ports::{Port, PortChange, Ports},
         recording::Recordings,
     },
     policy::{
@@ -346,9 +346,14 @@ impl Engine {
                     *batch = changes;
                 }
             }
-            Input::Marks { found, more } => {
+            Input::Marks {
+                found,
+                more,
+                records_wait,
+            } => {
                 let (mut access, switch, out) = self.access();
-                if let Some(changes) = switch.marks_read(found, more, &mut access, out) {
+                let how = (more, records_wait);
+                if let Some(changes) = switch.marks_read(found, how, &mut access, out) {
                     *batch = changes;
                 }
             }
@@ -622,6 +627,35 @@ impl Engine {
         rules.collect()
     }
 
+    /// Whether the rules for all pods here are those of the snapshot of the earlier run.
+    fn are_rules_those_of_snapshot(&self) -> bool {
+        let is_same = |port: &Port| {
+            let in_place = self.policy.rules_in_place(&port.row);
+            let namespace = self.policy.namespace_of_rules(&port.row);
+            let saved = namespace.and_then(|namespace| self.told.cache.former_rules(namespace));
+            in_place == saved.as_deref().unwrap_or_default()
+        };
+        self.ports.iter().all(|(_, port)| is_same(port))
+    }
+
+    /// The rules for these ports, or where they are enforced, may be others: the programs of earlier agents open nothing
+    /// more, if they do so at one of their interfaces.
+    fn end_earlier_at(&mut self, ports: &[PortId], now: Timestamp) {
+        let mut interfaces = ports
+            .iter()
+            .filter_map(|port| self.ports.get(*port)?.ifindex);
+        if interfaces.any(|ifindex| self.told.classes.may_earlier_open_at(ifindex)) {
+            self.end_earlier(now);
+        }
+    }
+
+    /// The programs of earlier agents open nothing more. A comparison at once closes what they have opened and nobody knows.
+    fn end_earlier(&mut self, now: Timestamp) {
+        if self.told.classes.end_earlier() {
+            self.switch.compare_by(now);
+        }
+    }
+
     /// A whole snapshot.
     #[cfg(test)]
     pub(crate) fn saved(&self, now: Timestamp) -> Saved {
@@ -888,6 +922,9 @@ impl Engine {
     }
 
     fn port_changed(&mut self, change: PortChange, batch: &mut Batch) {
+        if let PortChange::Opened(port) | PortChange::Moved(port) = change {
+            self.end_earlier_at(&self.ports.of_pod(port), batch.now());
+        }
         let (mut access, _, out) = self.access();
         if let PortChange::Opened(port) | PortChange::Moved(port) = change {
             access.forget_classes(port, batch);
@@ -981,7 +1018,8 @@ impl Engine {
         }
         // After an edit, no flow of the former rules waits, and none of those that held for a logical port before.
         let are_edited = !edited.is_empty();
-        let edited = access.senders(edited);
+        self.end_earlier_at(&edited, now);
+        let edited = self.access().0.senders(edited);
         if are_edited {
             self.switch.end(batch, |key| edited.have(key));
         }
@@ -1009,9 +1047,10 @@ impl Engine {
         let out_of_force = self.told.cache.groups_mut().take_out_of_force();
         self.told.classes.forget_groups(&out_of_force);
         let has_marks = self.told.cache.groups().are_on();
-        self.told
-            .refused
-            .give_out_networks(has_marks, &mut self.out);
+        let refused = &mut self.told.refused;
+        if refused.give_out_networks(has_marks, &mut self.out) {
+            self.end_earlier(now);
+        }
         self.told.classes.give_out(&mut self.out);
         if let Some(at) = self.told.cache.take_reading() {
             self.switch.read_counters(at);
@@ -1044,9 +1083,19 @@ impl Engine {
             self.switch.monitor(tables, &mut self.out);
         }
         let with_marks = self.told.cache.groups().are_on();
-        let can_judge = || can_judge(&self.sources, &self.policy, &self.ports, with_marks);
-        self.switch
-            .start_comparison(can_judge, with_marks, &mut self.out);
+        if self.switch.is_comparison_due(now)
+            && can_judge(&self.sources, &self.policy, &self.ports, with_marks)
+        {
+            if with_marks && self.told.classes.are_earlier_unknown() {
+                // Before any flow of these rules is written that has a number of an earlier agent.
+                let are_rules_same = self.are_rules_those_of_snapshot();
+                let interfaces = self.ports.iter().filter_map(|(_, port)| port.ifindex);
+                let interfaces = interfaces.collect();
+                self.told.classes.decide_earlier(are_rules_same, interfaces);
+                self.told.classes.give_out(&mut self.out);
+            }
+            self.switch.start_comparison(with_marks, &mut self.out);
+        }
         if self.sources.are_read() {
             self.policy.tell_problems(&mut self.out);
         }

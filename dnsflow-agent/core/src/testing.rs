@@ -84,6 +84,10 @@ pub struct Node {
     pub refuses_marks: bool,
     /// Whether the kernel lets nobody read its marks.
     pub hides_marks: bool,
+    /// Whether programs of an earlier agent may open addresses, if there are any.
+    pub earlier_open: bool,
+    /// Whether there are, and their records wait.
+    pub records_wait: bool,
     /// The destinations of megaflows that drop; `None` where the datapath cannot be asked.
     pub dropping: Option<BTreeSet<IpAddr>>,
 }
@@ -115,6 +119,8 @@ impl Node {
             marks: BTreeMap::new(),
             refuses_marks: false,
             hides_marks: false,
+            earlier_open: true,
+            records_wait: false,
             dropping: None,
         }
     }

@@ -13,7 +13,7 @@ use crate::clock::now;
 
 /// For so long, the programs of an earlier agent go on while this agent does not come to know its node. Those of this
 /// agent defer answers, and those of the earlier one stop after `--keep-flows`.
-const GO_ON_MAX: Duration = Duration::from_secs(60);
+pub(super) const GO_ON_MAX: Duration = Duration::from_secs(60);
 
 /// Who tells the attacher to take the place of earlier agents' programs, and is told when that is done.
 #[derive(Debug)]

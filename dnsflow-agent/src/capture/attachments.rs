@@ -41,8 +41,9 @@ pub trait Attach {
     /// If there is no such interface, or the kernel refuses.
     fn attach(&mut self, name: &str, ifindex: u32) -> Result<Self::Link, AttachError>;
 
-    /// Whether programs of an earlier agent are on the interface, which this agent's take the place of.
-    fn is_left(&self, ifindex: u32) -> bool;
+    /// Has programs of an earlier agent, which are on the interface, go on for a while, until this agent's take their
+    /// place. Returns whether there are any that can.
+    fn let_go_on(&mut self, ifindex: u32) -> bool;
 
     /// Attaches the program that sees questions. After a short time, only answers to questions that
     /// were seen count.
@@ -326,7 +327,7 @@ impl<A: Attach> Attachments<A> {
             reason: String::new(),
         };
         let done = match std::mem::replace(&mut entry.state, blank) {
-            State::Found { ifindex } if !self.takes_over && self.program.is_left(ifindex) => {
+            State::Found { ifindex } if !self.takes_over && self.program.let_go_on(ifindex) => {
                 Ok(State::Left { ifindex })
             }
             State::Found { ifindex } => self

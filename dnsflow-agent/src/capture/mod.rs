@@ -12,6 +12,7 @@ mod attachments;
 mod classes;
 mod counters;
 mod deferred;
+mod earlier;
 mod entries;
 mod heartbeat;
 mod holders;
@@ -19,7 +20,8 @@ mod interfaces;
 mod links;
 mod names;
 mod networks;
-mod openers;
+mod object_info;
+mod parts;
 mod pins;
 mod program;
 mod program_log;
@@ -254,11 +256,7 @@ pub fn take_over(
     let log = ProgramLog::new(ebpf)?;
     let records = take_map(ebpf, "RECORDS")?;
     let mut left = Vec::new();
-    if let Some((mut pins, found)) = pins {
-        let kept = pins.keep_records(&records);
-        if let Err(error) = kept.and_then(|()| program.keep_opening(&pins)) {
-            pins.keep_nothing(&error);
-        }
+    if let Some((pins, found)) = pins {
         program.keep_links(pins);
         left = found;
     }

@@ -4,6 +4,8 @@
 //! All are pinned in a BPF file system. The next agent puts its own programs into the links, and reads the ring
 //! buffer as soon as it knows the node. Its programs go on with the two maps. Nothing else is taken over, so few
 //! layouts have to be the same (`docs/decisions/handover.md`).
+//!
+//! An agent pins its ring buffer before the first of its programs is on a veth, not at its start.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +17,8 @@ use std::{
 };
 
 use aya::{
-    maps::{Map, MapData, RingBuf},
+    maps::{Map, MapData, MapError, ProgramArray, RingBuf},
+    pin::PinError,
     programs::{
         links::{FdLink, LinkError, PinnedLink},
         tc::SchedClassifierLink,
@@ -28,7 +31,7 @@ use dnsflow_common::{
 use dnsflow_core::{Timestamp, io::input::Frame};
 use tracing::{debug, info, warn};
 
-use super::records;
+use super::{absent, earlier::EarlierPrograms, object_info, records};
 
 /// The magic number of the BPF file system (`BPF_FS_MAGIC` in Linux `include/uapi/linux/magic.h`).
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
@@ -42,8 +45,6 @@ const LEFT_MAX: usize = 4;
 const GOES_BACK: Duration = Duration::from_secs(2);
 /// How the names of pinned ring buffers begin. The layout and a number follow.
 const RECORDS: &str = "records-";
-/// How the names of pinned arrays of programs begin. The number of the ring buffer follows.
-const OPENERS: &str = "openers-";
 /// The directory of the pinned links.
 const LINKS: &str = "links";
 
@@ -86,13 +87,59 @@ fn refused(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -
     }
 }
 
+/// What is pinned beside a ring buffer, and goes with it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Part {
+    /// The array that leads to the program that opens.
+    Openers,
+    /// The array that says when the programs stop capturing.
+    CaptureUntil,
+    /// The program for answers.
+    Answers,
+    /// The program for questions.
+    Questions,
+}
+
+impl Part {
+    const ALL: [Self; 4] = [
+        Self::Openers,
+        Self::CaptureUntil,
+        Self::Answers,
+        Self::Questions,
+    ];
+
+    /// How the name of its file begins. The number of the ring buffer follows.
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Openers => "openers-",
+            Self::CaptureUntil => "capture-until-",
+            Self::Answers => "answers-",
+            Self::Questions => "questions-",
+        }
+    }
+
+    /// The file of the part that belongs to a ring buffer.
+    fn of(self, records: &Path) -> PathBuf {
+        let number = number(records).map_or(0, |(_, number)| number);
+        records.with_file_name(format!("{}{number}", self.prefix()))
+    }
+
+    /// Whether this is the file of a part of some ring buffer.
+    fn is_any(path: &Path) -> bool {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let is_one = |part: Self| name.is_some_and(|name| name.starts_with(part.prefix()));
+        Self::ALL.into_iter().any(is_one)
+    }
+}
+
 /// The directory of what is pinned.
-#[derive(Debug)]
 pub(super) struct Pins {
     dir: PathBuf,
     links: PathBuf,
     /// The links of earlier agents that this one has not taken over.
     untaken: BTreeSet<PathBuf>,
+    /// The programs of earlier agents that may go on.
+    earlier: Vec<EarlierPrograms>,
     /// The number of this agent's ring buffer.
     next: u64,
     /// Whether links are kept for the next agent. What an earlier agent has left is taken over in any case.
@@ -106,6 +153,17 @@ pub struct Left {
 }
 
 impl Left {
+    /// Has the programs that write to this ring buffer open no address from now on. They go on to capture.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn end_opening(&self) -> Result<(), MapError> {
+        let map = MapData::from_pin(Part::Openers.of(&self.path));
+        let openers = map.and_then(|map| ProgramArray::try_from(Map::ProgramArray(map)));
+        absent(openers.and_then(|mut openers| openers.clear_index(&0)))
+    }
+
     /// Hands the frames that nobody has read to `each`, oldest first, and removes the ring buffer.
     ///
     /// An answer that was held for longer than `GOES_BACK` is handed over as one that has passed: it opens its
@@ -143,10 +201,12 @@ impl Pins {
         close_to_others(dir).map_err(failed)?;
         let untaken = files(&links).map_err(failed)?;
         let (left, next) = left(files(dir).map_err(failed)?);
+        let (left, earlier): (Vec<Left>, Vec<_>) = left.into_iter().unzip();
         let pins = Self {
             dir: dir.to_owned(),
             links,
             untaken,
+            earlier: earlier.into_iter().flatten().collect(),
             next,
             keeps: true,
         };
@@ -154,22 +214,27 @@ impl Pins {
     }
 
     /// Pins this agent's ring buffer.
-    pub(super) fn keep_records(&self, records: &Map) -> Result<(), PinsError> {
-        let path = self.dir.join(records_file(self.next));
-        records.pin(&path).map_err(|error| refused(&path, error))
+    pub(super) fn keep_records(
+        &self,
+        pin: impl FnOnce(&Path) -> Result<(), PinError>,
+    ) -> Result<(), PinsError> {
+        let path = self.records();
+        pin(&path).map_err(|error| refused(&path, error))
     }
 
-    /// Pins the array that leads to the program that opens. It goes with the ring buffer of the same number, which it
-    /// writes to.
-    pub(super) fn keep_openers<E>(
+    /// Pins a part of what goes with it.
+    pub(super) fn keep_part(
         &self,
-        pin: impl FnOnce(&Path) -> Result<(), E>,
-    ) -> Result<(), PinsError>
-    where
-        E: std::error::Error + Send + Sync + 'static,
-    {
-        let path = openers_of(&self.dir.join(records_file(self.next)));
+        part: Part,
+        pin: impl FnOnce(&Path) -> Result<(), PinError>,
+    ) -> Result<(), PinsError> {
+        let path = part.of(&self.records());
         pin(&path).map_err(|error| refused(&path, error))
+    }
+
+    /// The file of this agent's ring buffer.
+    fn records(&self) -> PathBuf {
+        self.dir.join(records_file(self.next))
     }
 
     /// The directory.
@@ -189,9 +254,30 @@ impl Pins {
         not_kept(&self.dir, error);
     }
 
-    /// Whether a program of this name has a link on this interface from an earlier agent.
-    pub(super) fn has(&self, ifindex: u32, program: &str) -> bool {
-        self.untaken.contains(&self.path(ifindex, program))
+    /// Has programs of these names of an earlier agent, which mark by this map (its id), go on at this interface until
+    /// then. Returns whether there are any.
+    pub(super) fn let_go_on(
+        &mut self,
+        ifindex: u32,
+        programs: [&str; 2],
+        map: u32,
+        (now, until): (Timestamp, Timestamp),
+    ) -> bool {
+        let links = programs.map(|program| {
+            let path = self.path(ifindex, program);
+            let path = Some(path).filter(|path| self.untaken.contains(path))?;
+            let link = object_info::tcx_link(&path).ok()?;
+            Some(link).filter(|link| link.ifindex == ifindex)
+        });
+        let [Some(first), Some(second)] = links else {
+            return false;
+        };
+        // Another agent may have ended before it had replaced both.
+        [first, second].iter().all(|link| {
+            let mut earlier = self.earlier.iter_mut();
+            let earlier = earlier.find(|earlier| earlier.are_at(link, map));
+            earlier.is_some_and(|earlier| earlier.go_on(now, until))
+        })
     }
 
     /// The link that a program of this name has on this interface from an earlier agent, and its file.
@@ -321,11 +407,6 @@ pub(super) fn not_kept(dir: &Path, error: &PinsError) {
     );
 }
 
-/// Whether programs of an earlier agent use this map.
-pub(super) fn is_used(dir: &Path, map: Shared) -> bool {
-    MapData::from_pin(map.path(dir)).is_ok()
-}
-
 /// Removes the marks of earlier agents. The programs of one without marks do not know them.
 pub(super) fn forget_entries(dir: &Path) {
     let file = entries(UNNAMED_MASK).file;
@@ -380,9 +461,9 @@ pub fn remove_all(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The ring buffers among these files, oldest first, and the number of the next one. Those of another
-/// layout are removed, and the oldest of too many.
-fn left(files: BTreeSet<PathBuf>) -> (Vec<Left>, u64) {
+/// The ring buffers among these files, oldest first, with the programs that write to them, and the number of the next
+/// one. Those of another layout are removed, and the oldest of too many.
+fn left(files: BTreeSet<PathBuf>) -> (Vec<(Left, Option<EarlierPrograms>)>, u64) {
     let mut known: Vec<(u64, PathBuf)> = Vec::new();
     let mut others = Vec::new();
     for path in files {
@@ -399,11 +480,9 @@ fn left(files: BTreeSet<PathBuf>) -> (Vec<Left>, u64) {
         }
     }
     // Without its ring buffer, a program opens addresses that no agent hears of.
-    for path in others.iter().filter(|path| is_of_openers(path)) {
-        if !known
-            .iter()
-            .any(|(_, records)| openers_of(records) == *path)
-        {
+    for path in others.iter().filter(|path| Part::is_any(path)) {
+        let is_part = |records: &Path| Part::ALL.iter().any(|part| part.of(records) == *path);
+        if !known.iter().any(|(_, records)| is_part(records)) {
             remove(path);
         }
     }
@@ -415,9 +494,14 @@ fn left(files: BTreeSet<PathBuf>) -> (Vec<Left>, u64) {
         remove_records(&path);
     }
     let open = |(_, path): (u64, PathBuf)| {
-        let ring = MapData::from_pin(&path).and_then(|map| RingBuf::try_from(Map::RingBuf(map)));
+        let records = MapData::from_pin(&path);
+        let earlier = records.as_ref().ok().and_then(|records| {
+            let part = |part: Part| part.of(&path);
+            EarlierPrograms::of(records, part)
+        });
+        let ring = records.and_then(|records| RingBuf::try_from(Map::RingBuf(records)));
         match ring {
-            Ok(ring) => Some(Left { path, ring }),
+            Ok(ring) => Some((Left { path, ring }, earlier)),
             Err(error) => {
                 warn!(path = %path.display(), %error, "cannot read the answers left by an earlier agent");
                 remove_records(&path);
@@ -433,20 +517,11 @@ fn records_file(number: u64) -> String {
     format!("{RECORDS}{LAYOUT}-{number}")
 }
 
-/// The file of the array of programs that belongs to a ring buffer.
-fn openers_of(records: &Path) -> PathBuf {
-    let number = number(records).map_or(0, |(_, number)| number);
-    records.with_file_name(format!("{OPENERS}{number}"))
-}
-
-fn is_of_openers(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str());
-    name.is_some_and(|name| name.starts_with(OPENERS))
-}
-
-/// Removes a ring buffer, and the array of programs that belongs to it.
+/// Removes a ring buffer, and what goes with it.
 fn remove_records(path: &Path) {
-    remove(&openers_of(path));
+    for part in Part::ALL {
+        remove(&part.of(path));
+    }
     remove(path);
 }
 
@@ -534,6 +609,9 @@ mod tests {
         let names = [
             format!("records-{LAYOUT}-7"),
             format!("records-{other}-9"),
+            "openers-7".into(),
+            "answers-9".into(),
+            "questions-3".into(),
             "else".into(),
         ];
         for name in &names {

@@ -25,15 +25,17 @@ use tracing::{debug, info, warn};
 
 use super::{
     Attach, AttachError, CaptureError, Options,
+    attacher::GO_ON_MAX,
     holders::Holders,
-    openers::Openers,
-    pins::{self, Pins, PinsError},
+    parts::Parts,
+    pins::{self, Pins},
     qdisc,
     sources::Sources,
     survey::{self, Link},
     tcx,
     unasked::Unasked,
 };
+use crate::clock::now;
 
 /// The BPF object that `cargo xtask build-ebpf` made.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("DNSFLOW_EBPF_OBJECT_PATH"));
@@ -50,9 +52,9 @@ pub const HOLD: &str = "dnsflow_hold";
 pub const OPEN: &str = "dnsflow_open";
 
 /// The program for questions, and its hook.
-const QUESTIONS: (&str, TcAttachType) = (INGRESS, TcAttachType::Ingress);
+pub(super) const QUESTIONS: (&str, TcAttachType) = (INGRESS, TcAttachType::Ingress);
 /// The program for answers, and its hook.
-const ANSWERS: (&str, TcAttachType) = (EGRESS, TcAttachType::Egress);
+pub(super) const ANSWERS: (&str, TcAttachType) = (EGRESS, TcAttachType::Egress);
 const PROGRAMS: [(&str, TcAttachType); 2] = [QUESTIONS, ANSWERS];
 
 /// Priority and handle of the clsact filters: by these, an agent finds the filter of an earlier one. The kernel gives
@@ -94,10 +96,13 @@ pub struct Program {
     sources: Sources,
     #[expect(dead_code, reason = "answers are held as long as it is there")]
     holders: Holders,
-    openers: Openers,
-    /// Whether the programs of an earlier agent mark packets by the entries that this agent writes. Only then can they
-    /// go on beside it.
-    shares_marks: bool,
+    /// The id of the map by whose entries packets are marked, if they are. Only programs that use it can go on beside
+    /// this agent.
+    entries: Option<u32>,
+    /// What stays beside the links when the agent ends.
+    parts: Parts,
+    /// Whether these are pinned, as far as they can be.
+    are_parts_kept: bool,
     /// What earlier agents have left, and where links are kept for the next one.
     pins: Option<Pins>,
 }
@@ -115,14 +120,9 @@ impl Program {
         let mut loader = EbpfLoader::new();
         // Without marks, there are no entries to go on with.
         let entries = options.mark_mask.map(pins::entries);
-        let shares_marks = match (pins, entries) {
-            (Some(dir), Some(entries)) => pins::is_used(dir, entries),
-            (Some(dir), None) => {
-                pins::forget_entries(dir);
-                false
-            }
-            (None, _) => false,
-        };
+        if let (Some(dir), None) = (pins, entries) {
+            pins::forget_entries(dir);
+        }
         for map in entries.into_iter().chain([pins::PENDING]) {
             if let Some(path) = pins.and_then(|dir| pins::shared(dir, map)) {
                 loader.map_pin_path(map.name, path);
@@ -146,8 +146,8 @@ impl Program {
         }
         let holders = take_map(&mut ebpf, "HOLDERS")?;
         let holders = Holders::new(holders, fd_of(&mut ebpf, HOLD)?)?;
-        let openers = take_map(&mut ebpf, "OPENERS")?;
-        let openers = Openers::new(openers, fd_of(&mut ebpf, OPEN)?)?;
+        let parts = Parts::new(&mut ebpf)?;
+        let entries = entries.and_then(|entries| id_of(&ebpf, entries.name));
         let unasked = Unasked::new(&mut ebpf)?;
         let sources = Sources::new(&mut ebpf)?;
         Ok(Self {
@@ -156,15 +156,11 @@ impl Program {
             unasked,
             sources,
             holders,
-            openers,
-            shares_marks,
+            entries,
+            parts,
+            are_parts_kept: false,
             pins: None,
         })
-    }
-
-    /// Lets the program that opens stay when the agent ends.
-    pub(super) fn keep_opening(&self, pins: &Pins) -> Result<(), PinsError> {
-        self.openers.keep(pins)
     }
 
     /// Takes over the links of an earlier agent from now on, and keeps links for the next one if that is possible.
@@ -175,6 +171,19 @@ impl Program {
     /// Where links are kept for the next agent, if they are.
     fn keeping(&mut self) -> Option<&mut Pins> {
         self.pins.as_mut().filter(|pins| pins.keeps())
+    }
+
+    /// A program is about to be put onto an interface: what it needs stays when the agent ends. One that ends before
+    /// leaves nothing to read.
+    fn keep_parts(&mut self) {
+        let pins = self.pins.as_mut().filter(|pins| pins.keeps());
+        let Some(pins) = pins.filter(|_| !self.are_parts_kept) else {
+            return;
+        };
+        self.are_parts_kept = true;
+        if let Err(error) = self.parts.pin(&mut self.ebpf, pins) {
+            pins.keep_nothing(&error);
+        }
     }
 
     /// How the program attaches, once it is known.
@@ -408,6 +417,7 @@ impl Attach for Program {
     }
 
     fn attach(&mut self, name: &str, ifindex: u32) -> Result<TcLink, AttachError> {
+        self.keep_parts();
         self.unasked.begin(ifindex);
         let (kind, answers) = self.put_first(name, ifindex)?;
         self.found_kind(kind);
@@ -425,9 +435,13 @@ impl Attach for Program {
         })
     }
 
-    fn is_left(&self, ifindex: u32) -> bool {
-        let pins = self.pins.as_ref().filter(|_| self.shares_marks);
-        pins.is_some_and(|pins| PROGRAMS.iter().all(|(name, _)| pins.has(ifindex, name)))
+    fn let_go_on(&mut self, ifindex: u32) -> bool {
+        let (Some(pins), Some(entries)) = (&mut self.pins, self.entries) else {
+            return false;
+        };
+        let programs = PROGRAMS.map(|(name, _)| name);
+        let now = now();
+        pins.let_go_on(ifindex, programs, entries, (now, now + GO_ON_MAX))
     }
 
     fn complete(&mut self, name: &str, ifindex: u32, link: &mut TcLink) -> Result<(), AttachError> {
@@ -484,12 +498,23 @@ pub(super) fn take_map<M: TryFrom<Map>>(
     map.ok_or(CaptureError::Object { what: name })
 }
 
-fn program_of<'a>(ebpf: &'a mut Ebpf, name: &str) -> Option<&'a mut SchedClassifier> {
+pub(super) fn program_of<'a>(ebpf: &'a mut Ebpf, name: &str) -> Option<&'a mut SchedClassifier> {
     ebpf.program_mut(name)?.try_into().ok()
 }
 
+/// The id of a hash map, if the kernel says it.
+fn id_of(ebpf: &Ebpf, name: &str) -> Option<u32> {
+    let Map::HashMap(data) = ebpf.map(name)? else {
+        return None;
+    };
+    Some(data.info().ok()?.id())
+}
+
 /// The descriptor of a loaded program.
-fn fd_of<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a ProgramFd, CaptureError> {
+pub(super) fn fd_of<'a>(
+    ebpf: &'a mut Ebpf,
+    name: &'static str,
+) -> Result<&'a ProgramFd, CaptureError> {
     let program = program_of(ebpf, name).ok_or(CaptureError::Object { what: name })?;
     program.fd().map_err(|error| load_error(error.into()))
 }

@@ -44,6 +44,7 @@ impl SimulatedSwitch {
             Command::ReadMarks => vec![Input::Marks {
                 found: None,
                 more: false,
+                records_wait: false,
             }],
             Command::Ask(FlowQuestion::Dump) => {
                 let flows = self.flows.iter();
@@ -91,6 +92,7 @@ impl SimulatedSwitch {
             Command::Attachment(_)
             | Command::Mark(_)
             | Command::ChangeClasses(_)
+            | Command::EndEarlierOpening
             | Command::LeaveNetworks(_)
             | Command::TrustResolvers(_)
             | Command::FilterNames { .. }

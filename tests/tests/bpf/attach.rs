@@ -49,7 +49,7 @@ fn answer() -> Frame {
 
 /// The pod asks and is answered.
 #[track_caller]
-fn exchange(host: &Wire, pod: &Wire, answer: &Frame) {
+pub(crate) fn exchange(host: &Wire, pod: &Wire, answer: &Frame) {
     let query = query_of(answer).build();
     pod.send(&query);
     host.expect(&query);
@@ -59,7 +59,7 @@ fn exchange(host: &Wire, pod: &Wire, answer: &Frame) {
 }
 
 impl Loaded {
-    fn attach(&mut self, name: &str) -> Input {
+    pub(crate) fn attach(&mut self, name: &str) -> Input {
         let attachments = &mut self.capture.attacher.attachments;
         let found = attachments.attach(ROW, name.into(), own_addresses(), START);
         self.work().pop().unwrap_or(found)
@@ -567,7 +567,7 @@ fn the_filters_that_agents_left_can_be_taken_away() {
 const BPF_FS: &str = "/sys/fs/bpf";
 
 /// Runs `test` with a directory for what outlives an agent, and a veth, both of this thread's own.
-fn with_pins(test: impl FnOnce(&Path) + Send) {
+pub(crate) fn with_pins(test: impl FnOnce(&Path) + Send) {
     in_new_netns(|| {
         let own_bpf_fs = || -> io::Result<()> {
             // SAFETY: new mounts of this thread leave memory and file descriptors as they are.
@@ -589,7 +589,7 @@ fn with_pins(test: impl FnOnce(&Path) + Send) {
 }
 
 /// Whether the programs were attached by links; a word about it, if not.
-fn is_tcx(program: &Loaded) -> bool {
+pub(crate) fn is_tcx(program: &Loaded) -> bool {
     let kind = program.capture.attacher.attachments.program().kind();
     if kind != Some(AttachKind::Tcx) {
         not_run(&this_test(), "this kernel has no TCX");
@@ -704,6 +704,7 @@ fn held_by_an_earlier_agent(later: Duration, expected: bool) {
         let Some(mut killed) = load_kept(&Options::default(), Some(dir)) else {
             return;
         };
+        killed.attached("host");
         killed.filter(1, &["example.com"]);
         killed.beat_for_long();
         let answer = answer();

@@ -6,6 +6,7 @@ mod beside_engine;
 mod cost;
 mod differential;
 mod filter;
+mod handover;
 mod hold;
 mod marks;
 mod netns;

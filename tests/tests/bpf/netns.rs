@@ -150,6 +150,11 @@ fn add_address(name: &str, address: IpAddr, prefix_len: u8) {
 
 /// Makes two interfaces, up, that are each other's cable.
 pub(crate) fn add_veth(name: &str, peer: &str, mtu: u32) {
+    add_veth_at(0, name, peer, mtu);
+}
+
+/// The same, where the first one gets this index: any, if it is zero.
+pub(crate) fn add_veth_at(index: u32, name: &str, peer: &str, mtu: u32) {
     let peer_attributes = [
         ifinfomsg(0),
         attribute(IFLA_IFNAME, &nul(peer)),
@@ -161,13 +166,14 @@ pub(crate) fn add_veth(name: &str, peer: &str, mtu: u32) {
         attribute(IFLA_INFO_DATA, &attribute(VETH_INFO_PEER, &peer_attributes)),
     ]
     .concat();
-    let message = [
+    let mut message = [
         ifinfomsg(0),
         attribute(IFLA_IFNAME, &nul(name)),
         attribute(IFLA_MTU, &mtu.to_ne_bytes()),
         attribute(IFLA_LINKINFO, &link_info),
     ]
     .concat();
+    message[IFI_INDEX].copy_from_slice(&index.to_ne_bytes());
     request(RTM_NEWLINK, NLM_F_CREATE_EXCL, &message).expect("a veth pair");
     // A veth does not go up before it has a peer.
     for name in [name, peer] {
@@ -282,6 +288,9 @@ pub(crate) fn add_foreign_filter(ifindex: u32) {
 }
 
 /// struct ifinfomsg: the flags to set, and the same as the mask of what changes.
+/// The place of the index in struct ifinfomsg, behind family, padding and type.
+const IFI_INDEX: std::ops::Range<usize> = 4..8;
+
 fn ifinfomsg(flags: i32) -> Vec<u8> {
     let mut message = vec![0; 8];
     message.extend(flags.to_ne_bytes());

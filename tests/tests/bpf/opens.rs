@@ -121,9 +121,9 @@ fn addresses(name: &str, addresses: impl IntoIterator<Item = u8>) -> Frame {
 
 impl Loaded {
     /// Lets the program open addresses of names that lie so below a base.
-    fn open_class(&mut self, base: &str, depth: Depth, version: Version) {
+    pub(crate) fn open_class(&mut self, base: &str, depth: Depth, version: Version) {
         let base: DomainName = base.parse().expect("a name");
-        let key = ClassKey::new(IFINDEX, NameHash::of(base.wire()), depth, version);
+        let key = ClassKey::new(self.at, NameHash::of(base.wire()), depth, version);
         let set = self.capture.classes.set(key, base.wire(), MARK, now());
         set.expect("the kernel has the maps");
     }
@@ -136,9 +136,9 @@ impl Loaded {
     }
 
     /// The addresses that are open, and until when.
-    fn open(&self) -> BTreeMap<IpAddr, Timestamp> {
+    pub(crate) fn open(&self) -> BTreeMap<IpAddr, Timestamp> {
         let entries = self.read().into_iter().map(|found| {
-            assert_eq!((found.ifindex, found.mark), (IFINDEX, MARK));
+            assert_eq!((found.ifindex, found.mark), (self.at, MARK));
             (found.address, found.until)
         });
         entries.collect()

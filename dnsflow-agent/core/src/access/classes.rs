@@ -33,6 +33,21 @@ pub(crate) struct Classes {
     /// The classes whose commands are being carried out, and those whose commands were not taken yet.
     under_way: Vec<(PortId, NameClass)>,
     decided: Vec<(PortId, NameClass)>,
+    earlier: Earlier,
+    /// Whether the kernel is still to be told that the programs of earlier agents open nothing.
+    ends_earlier: bool,
+}
+
+/// Whether the programs of earlier agents may open addresses. They do so by classes that this agent does not know.
+#[derive(Debug, Default)]
+enum Earlier {
+    /// The rules are not known yet.
+    #[default]
+    Unknown,
+    /// They may, at these interfaces: the rules have not changed since these agents.
+    Allowed(BTreeSet<u32>),
+    /// They may not, or are gone.
+    Ended,
 }
 
 /// The classes of one port.
@@ -131,6 +146,39 @@ impl Classes {
         }
     }
 
+    /// Whether the programs of earlier agents may open addresses is still to be decided.
+    pub(crate) fn are_earlier_unknown(&self) -> bool {
+        matches!(self.earlier, Earlier::Unknown)
+    }
+
+    /// The rules are known. They are those of the earlier agents, or not. The interfaces are those that there are.
+    pub(crate) fn decide_earlier(&mut self, are_rules_same: bool, interfaces: BTreeSet<u32>) {
+        self.earlier = Earlier::Allowed(interfaces);
+        if !are_rules_same {
+            self.end_earlier();
+        }
+    }
+
+    /// The programs of earlier agents may open nothing any more. Returns whether they could before.
+    pub(crate) fn end_earlier(&mut self) -> bool {
+        let is_news = matches!(self.earlier, Earlier::Allowed(_));
+        if is_news {
+            self.earlier = Earlier::Ended;
+            self.ends_earlier = true;
+        }
+        is_news
+    }
+
+    /// The programs of earlier agents are gone, and their records are read.
+    pub(crate) fn earlier_are_read(&mut self) {
+        self.earlier = Earlier::Ended;
+    }
+
+    /// Whether the programs of earlier agents may open addresses at an interface.
+    pub(crate) fn may_earlier_open_at(&self, ifindex: u32) -> bool {
+        matches!(&self.earlier, Earlier::Allowed(interfaces) if interfaces.contains(&ifindex))
+    }
+
     /// Takes out those of these addresses, which are never opened any more.
     pub(crate) fn take_beside(&mut self, port: PortId, addresses: &[IpAddr]) -> BTreeSet<IpAddr> {
         let of_port = self.of_ports.get_mut(&port).into_iter();
@@ -170,6 +218,7 @@ impl Classes {
             // As at nearly every input.
             return;
         }
+        self.end_earlier();
         for OfPort {
             ifindex, groups, ..
         } in self.of_ports.values_mut()
@@ -191,6 +240,9 @@ impl Classes {
 
     /// Tells the kernel of the changes.
     pub(crate) fn give_out(&mut self, out: &mut Output) {
+        if std::mem::take(&mut self.ends_earlier) {
+            out.command(Command::EndEarlierOpening);
+        }
         if !self.changes.is_empty() {
             out.command(Command::ChangeClasses(std::mem::take(&mut self.changes)));
         }

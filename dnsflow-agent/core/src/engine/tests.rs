@@ -14,6 +14,7 @@ mod expiry;
 mod explain;
 mod former_marks;
 mod groups;
+mod handover;
 mod hold;
 mod hostile;
 mod kernel_opens;

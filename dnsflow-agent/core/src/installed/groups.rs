@@ -396,6 +396,12 @@ impl Groups {
         self.groups.get(&id).is_some_and(|group| group.in_force)
     }
 
+    /// Whether the flows for this port's packets with these bits are in force.
+    pub(crate) fn is_mark_in_force(&self, port: PortId, mark: u32) -> bool {
+        let group = self.number_in(mark).and_then(|id| self.groups.get(&id));
+        group.is_some_and(|group| group.in_force && group.port == port)
+    }
+
     /// The addresses that wait for a group.
     pub(crate) fn awaiting(&self, id: GroupId) -> Vec<(PortId, IpAddr)> {
         let group = self.groups.get(&id).filter(|group| !group.in_force);

@@ -281,6 +281,8 @@ pub enum Input {
         found: Option<Vec<MarkFound>>,
         /// Whether more follow.
         more: bool,
+        /// Whether records of earlier agents' programs wait. They have the names of marks that these have set.
+        records_wait: bool,
     },
     /// The kernel has refused marks ([`Command::Mark`]); it may have no room.
     MarksRefused(Vec<MarkRefused>),
@@ -528,6 +530,8 @@ pub enum Command {
     ChangeClasses(Vec<ClassChange>),
     /// Leave answers with an address in one of these networks to the agent from now on (`true`), or no longer.
     LeaveNetworks(BTreeMap<IpNet, bool>),
+    /// Have the programs of earlier agents open no address from now on.
+    EndEarlierOpening,
     /// Read all marks; answer with [`Input::Marks`], always. A command that comes while an earlier one is carried
     /// out replaces that one.
     ReadMarks,

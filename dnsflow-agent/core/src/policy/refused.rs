@@ -857,12 +857,14 @@ impl RefusedAddresses {
     }
 
     /// Tells the kernel which addresses it leaves to the agent from now on: those that may be refused, in whatever
-    /// form. Without marks, it opens none.
-    pub(crate) fn give_out_networks(&mut self, has_marks: bool, out: &mut Output) {
+    /// form. Without marks, it opens none. Returns whether there are further ones.
+    pub(crate) fn give_out_networks(&mut self, has_marks: bool, out: &mut Output) -> bool {
         let changes = std::mem::take(&mut self.left_changed);
+        let are_further = changes.values().any(|is_left| *is_left);
         if has_marks && !changes.is_empty() {
             out.command(Command::LeaveNetworks(changes));
         }
+        are_further
     }
 
     /// The networks of IPv6 in which an address may stand for one of IPv4.

@@ -277,52 +277,49 @@ impl Switch {
     }
 
     /// Compares at this time at the latest.
-    pub(super) fn compare_by(&mut self, at: Timestamp) {
+    pub(crate) fn compare_by(&mut self, at: Timestamp) {
         let planned = &mut self.comparison.at;
         *planned = planned.map(|planned| planned.min(at));
     }
 
-    /// Asks for a dump when one is due and its result could be judged, and before that for the marks if there can be
-    /// some (`with_marks`).
-    pub(crate) fn start_comparison(
-        &mut self,
-        can_judge: impl FnOnce() -> bool,
-        with_marks: bool,
-        out: &mut Output,
-    ) {
+    /// Whether a comparison is due.
+    pub(crate) fn is_comparison_due(&self, now: Timestamp) -> bool {
+        let Comparison { at, since, .. } = &self.comparison;
+        self.is_up() && since.is_none() && at.is_some_and(|at| at <= now)
+    }
+
+    /// Asks for a dump, and before that for the marks if there can be some (`with_marks`).
+    pub(crate) fn start_comparison(&mut self, with_marks: bool, out: &mut Output) {
         let now = out.now();
-        let is_up = self.is_up();
         let comparison = &mut self.comparison;
-        let is_due = comparison.at.is_some_and(|at| at <= now);
-        if is_up && comparison.since.is_none() && is_due && can_judge() {
-            comparison.since = Some(now);
-            comparison.number += 1;
-            comparison.unknown.clear();
-            comparison.unknown_of_groups.clear();
-            comparison.found.clear();
-            comparison.found_count = 0;
-            comparison.marks.clear();
-            let openings = self.openings.iter();
-            let of_turn = openings.filter_map(|openings| openings.batch.id());
-            comparison.unshown = self.pending.keys().copied().chain(of_turn).collect();
-            self.sentinels.dump_begins();
-            self.waiting.dump_begins();
-            self.refused.dump_begins();
-            comparison.at = Some(now + COMPARE_INTERVAL);
-            match with_marks {
-                true => out.command(Command::ReadMarks),
-                false => out.command(Command::Ask(FlowQuestion::Dump)),
-            }
+        comparison.since = Some(now);
+        comparison.number += 1;
+        comparison.unknown.clear();
+        comparison.unknown_of_groups.clear();
+        comparison.found.clear();
+        comparison.found_count = 0;
+        comparison.marks.clear();
+        let openings = self.openings.iter();
+        let of_turn = openings.filter_map(|openings| openings.batch.id());
+        comparison.unshown = self.pending.keys().copied().chain(of_turn).collect();
+        self.sentinels.dump_begins();
+        self.waiting.dump_begins();
+        self.refused.dump_begins();
+        comparison.at = Some(now + COMPARE_INTERVAL);
+        match with_marks {
+            true => out.command(Command::ReadMarks),
+            false => out.command(Command::Ask(FlowQuestion::Dump)),
         }
     }
 
     /// Compares the marks that were read with the cache, and behind the last goes on with the flows. Returns the
     /// changes of marks that follow, if a comparison is under way. If the marks cannot be read (`None`), a first
-    /// comparison begins anew later.
+    /// comparison begins anew later. If records of earlier agents' programs wait (`records_wait`), marks of unknown
+    /// addresses may be theirs.
     pub(crate) fn marks_read(
         &mut self,
         found: Option<Vec<MarkFound>>,
-        more: bool,
+        (more, records_wait): (bool, bool),
         access: &mut Access<'_>,
         out: &mut Output,
     ) -> Option<Batch> {
@@ -339,6 +336,9 @@ impl Switch {
         }
         if !more {
             out.command(Command::Ask(FlowQuestion::Dump));
+        }
+        if !records_wait {
+            access.classes.earlier_are_read();
         }
         let mut batch = self.begin(now);
         for found in found? {
@@ -358,6 +358,9 @@ impl Switch {
                     self.comparison.marks.push((port, found));
                 }
                 (Some(ReadMark::Right | ReadMark::Former), _) => {}
+                (None, Some(port))
+                    if access.classes.may_earlier_open_at(ifindex)
+                        && cache.groups().is_mark_in_force(port, found.mark) => {}
                 (None, _) => {
                     batch.mark(MarkChange::Remove { ifindex, address });
                     out.counters.marks_removed += 1;

@@ -238,9 +238,8 @@ fn each_deadline_says_why() {
     assert_eq!(setup.switch.deadline(true), Some((NOW, Why::Comparison)));
     let count = (NOW + COUNT_DELAY, Why::Count);
     assert_eq!(setup.switch.deadline(false), Some(count));
-    setup
-        .switch
-        .start_comparison(|| true, false, &mut setup.out);
+    assert!(setup.switch.is_comparison_due(NOW));
+    setup.switch.start_comparison(false, &mut setup.out);
     assert_eq!(setup.out.commands, [Command::Ask(FlowQuestion::Dump)]);
     assert_eq!(setup.switch.deadline(true), Some(count));
     setup.switch.disconnected();
@@ -430,9 +429,7 @@ fn a_dump_may_not_show_what_was_under_way_when_it_began() {
     let later = NOW + Duration::from_millis(1);
     setup.out.begin(later);
     setup.switch.comparison.at = Some(later);
-    setup
-        .switch
-        .start_comparison(|| true, false, &mut setup.out);
+    setup.switch.start_comparison(false, &mut setup.out);
     assert_eq!(setup.switch.comparison.unshown, [written, opened].into());
 }
 

@@ -242,10 +242,11 @@ impl Node {
                 }
                 None
             }
-            Command::ReadMarks if self.hides_marks => Some(Input::Marks {
-                found: None,
-                more: false,
-            }),
+            Command::EndEarlierOpening => {
+                self.earlier_open = false;
+                None
+            }
+            Command::ReadMarks if self.hides_marks => Some(self.marks(None, false)),
             Command::ReadMarks => {
                 let marks = self.marks.iter();
                 let found = marks.map(|(&(ifindex, address), &(mark, until, used_at))| MarkFound {
@@ -258,12 +259,10 @@ impl Node {
                 // As the kernel does: some at a time, and the last may bring none.
                 let found: Vec<_> = found.collect();
                 for found in found.chunks(2) {
-                    let found = Some(found.to_vec());
-                    self.engine
-                        .handle(Input::Marks { found, more: true }, self.now);
+                    let found = self.marks(Some(found.to_vec()), true);
+                    self.engine.handle(found, self.now);
                 }
-                let found = Some(Vec::new());
-                Some(Input::Marks { found, more: false })
+                Some(self.marks(Some(Vec::new()), false))
             }
             Command::Ask(FlowQuestion::Dump) if self.switch_answers => {
                 // As the switch does: some at a time, and the last may bring none.
@@ -356,6 +355,15 @@ impl Node {
             | Command::Attachment(_)
             | Command::TrustResolvers(_)
             | Command::MonitorTables(_) => None,
+        }
+    }
+
+    /// A part of a reading of the marks.
+    fn marks(&self, found: Option<Vec<MarkFound>>, more: bool) -> Input {
+        Input::Marks {
+            found,
+            more,
+            records_wait: self.records_wait,
         }
     }
 

@@ -113,6 +113,7 @@ impl Hot {
             Command::Mark(changes) => kernel.marks.change(changes, engine),
             Command::ChangeClasses(changes) => kernel.opening.change(changes),
             Command::LeaveNetworks(networks) => kernel.opening.leave(&networks),
+            Command::EndEarlierOpening => kernel.frames.end_earlier_opening(),
             Command::ReadMarks => kernel.marks.begin_reading(),
             Command::Release(frame) => {
                 kernel.releasing.release(&frame, engine);

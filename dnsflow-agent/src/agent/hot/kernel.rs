@@ -107,6 +107,20 @@ impl Frames {
         !self.left.is_empty()
     }
 
+    /// Has the programs of earlier agents open no address from now on.
+    pub(super) fn end_earlier_opening(&self) {
+        for left in &self.left {
+            match left.end_opening() {
+                Ok(()) => info!(
+                    "the programs of an earlier agent open no addresses any more: rules have changed"
+                ),
+                Err(error) => {
+                    warn!(%error, "cannot stop the programs of an earlier agent from opening addresses");
+                }
+            }
+        }
+    }
+
     /// Takes in what was captured while there was no agent. The node is known: whose frames they are, which rules there
     /// are, and which DNS servers are trusted.
     pub(super) fn take_over(&mut self, engine: &mut Engine) {
@@ -208,7 +222,12 @@ impl Marks {
         };
         if frames.take_until(part.read_at, engine) {
             let Part { found, more, .. } = part;
-            engine.handle(Input::Marks { found, more }, now());
+            let marks = Input::Marks {
+                found,
+                more,
+                records_wait: frames.have_left(),
+            };
+            engine.handle(marks, now());
         } else {
             self.part = Some(part);
         }

@@ -62,7 +62,7 @@ impl Attach for Kernel {
         Ok(Link(self.clone(), ifindex))
     }
 
-    fn is_left(&self, ifindex: u32) -> bool {
+    fn let_go_on(&mut self, ifindex: u32) -> bool {
         self.0.borrow().left.contains(&ifindex)
     }
 

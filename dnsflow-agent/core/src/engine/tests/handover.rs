@@ -1,0 +1,136 @@
+//! Programs of earlier agents that go on to open addresses beside a started agent.
+
+use super::{
+    edits::{config, node},
+    limits::many,
+    restart::{read_but_southbound, southbound, started},
+    starts::{edit, is_open_at_all},
+    *,
+};
+
+const WAY: Option<u32> = Some(0xffe0_0000);
+/// An address that the agent was never told of.
+const FRESH: [u8; 4] = [203, 0, 113, 77];
+
+/// An agent that has started with these rules after one with `former` has ended. It knows its node, and no DNS server yet:
+/// the programs of the earlier agent go on. Also gives the mark of the class for which they open addresses.
+fn started_beside_earlier_programs(former: &[Rule], rules: &[Rule]) -> (Node, u32) {
+    started_with(true, former, rules)
+}
+
+/// The same, with the snapshot of the earlier agent or without.
+fn started_with(has_snapshot: bool, former: &[Rule], rules: &[Rule]) -> (Node, u32) {
+    let mut before = node(WAY, former);
+    before.answer("p1", "www.a.test", &[ADDRESS], 3600);
+    before.answer("p1", "api.a.test", &[[203, 0, 113, 3]], 3600);
+    before.answer("p1", "www.b.test", &[OTHER], 3600);
+    before.pass(Duration::from_secs(30));
+    let mut saved = before.engine.snapshot(before.now);
+    saved.retain(|_| has_snapshot);
+    let ifindex = ifindex_of(before.pods["ns1_p1"]);
+    let mut classes = before.kernel.classes.iter();
+    let ((at, _), mark) = classes.next().expect("a class");
+    assert_eq!((*at, classes.next()), (ifindex, None));
+    let mark = *mark;
+    let mut node = started(&mut before, &saved, config(WAY));
+    node.give(Input::Resolvers(BTreeSet::new()));
+    node.records_wait = true;
+    let mut node = read_but_southbound(node, &before, rules);
+    node.give(Input::Sb(southbound(&node, rules)));
+    node.pass(Duration::from_secs(1));
+    assert!(node.engine.sources.is_ready() && !node.engine.knows_servers());
+    (node, mark)
+}
+
+/// The programs of the earlier agent open an address, if they may.
+fn open_by_earlier_programs(node: &mut Node, address: [u8; 4], mark: u32) {
+    if node.earlier_open {
+        let place = (ifindex_of(node.pods["ns1_p1"]), address.into());
+        let until = node.now + Duration::from_secs(3660);
+        node.marks.insert(place, (mark, until, None));
+    }
+}
+
+/// For how many of the next seconds it is open.
+fn seconds_open(node: &mut Node, address: [u8; 4]) -> usize {
+    let seconds = (0..30).filter(|_| {
+        let is_open = is_open_at_all(node, address);
+        node.pass(Duration::from_secs(1));
+        is_open
+    });
+    seconds.count()
+}
+
+fn rules() -> [Rule; 3] {
+    [allow("a.test"), allow("b.test"), deny_all()]
+}
+
+#[test]
+fn what_earlier_programs_open_beside_a_started_agent_stays_open_until_it_takes_over() {
+    let (mut node, mark) = started_beside_earlier_programs(&rules(), &rules());
+    open_by_earlier_programs(&mut node, FRESH, mark);
+    assert_eq!(seconds_open(&mut node, FRESH), 30);
+    // The agent has read their records, and none is of this address.
+    node.records_wait = false;
+    node.pass(Duration::from_secs(20));
+    assert_eq!(seconds_open(&mut node, FRESH), 0);
+}
+
+/// The rule behind has the place of the deleted one, with the same ports, or with others.
+#[test]
+fn earlier_programs_open_nothing_by_a_rule_that_was_deleted_without_an_agent() {
+    for ports in [1, 2] {
+        let b = many(allow("b.test"), ports);
+        let former = [many(allow("a.test"), 1), b.clone(), deny_all()];
+        let (mut node, mark) = started_beside_earlier_programs(&former, &[b, deny_all()]);
+        assert!(is_open_at_all(&node, OTHER) && !is_open_at_all(&node, ADDRESS));
+        open_by_earlier_programs(&mut node, FRESH, mark);
+        assert_eq!(seconds_open(&mut node, FRESH), 0, "{ports} ports");
+    }
+}
+
+#[test]
+fn earlier_programs_open_nothing_behind_an_edit() {
+    let (mut node, mark) = started_beside_earlier_programs(&rules(), &rules());
+    open_by_earlier_programs(&mut node, FRESH, mark);
+    edit(&mut node, &[allow("b.test"), deny_all()]);
+    node.pass(Duration::from_secs(1));
+    assert!(is_open_at_all(&node, OTHER));
+    open_by_earlier_programs(&mut node, [203, 0, 113, 78], mark);
+    for address in [FRESH, [203, 0, 113, 78]] {
+        assert_eq!(seconds_open(&mut node, address), 0, "{address:?}");
+    }
+}
+
+/// Without a snapshot, nobody knows by which rules they do.
+#[test]
+fn earlier_programs_open_nothing_without_a_snapshot() {
+    let (node, _) = started_with(false, &rules(), &rules());
+    assert!(!node.earlier_open);
+}
+
+#[test]
+fn nothing_is_said_of_earlier_programs_that_are_gone() {
+    let (mut node, _) = started_beside_earlier_programs(&rules(), &rules());
+    node.records_wait = false;
+    node.pass(Duration::from_secs(20));
+    edit(&mut node, &[allow("b.test"), deny_all()]);
+    assert!(node.earlier_open);
+}
+
+#[test]
+fn earlier_programs_open_nothing_behind_a_further_refused_network() {
+    let (mut node, _) = started_beside_earlier_programs(&rules(), &rules());
+    assert!(node.earlier_open);
+    node.give(Input::NodeAddresses(BTreeSet::from([FRESH.into()])));
+    assert!(!node.earlier_open);
+}
+
+#[test]
+fn earlier_programs_go_on_beside_a_further_pod() {
+    let (mut node, mark) = started_beside_earlier_programs(&rules(), &rules());
+    open_by_earlier_programs(&mut node, FRESH, mark);
+    node.add_pod("p2", 6);
+    node.pass(Duration::from_secs(12));
+    assert!(node.earlier_open && is_open_at_all(&node, FRESH));
+}
