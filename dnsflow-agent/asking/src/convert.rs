@@ -342,17 +342,7 @@ fn network(value: &Value) -> Result<Destination, String> {
         .as_str()
         .ok_or_else(|| format!("cidrSelector is {}; write a text", Quoted(value)))?;
     if let Ok(network) = text.parse::<IpNet>() {
-        // ovn-kubernetes takes the text into the ACL, and ovn-controller makes no flow of it ("Value contains unmasked
-        // 1-bits." in `lex_parse_mask`, lib/lex.c of OVN).
-        return match network == network.trunc() {
-            true => Ok(Destination::Cidr(network)),
-            false => Err(format!(
-                "cidrSelector {} has bits behind its prefix, and OVN ignores the rule; write {}, or {} for the address alone",
-                Quoted(value),
-                network.trunc(),
-                IpNet::from(network.addr())
-            )),
-        };
+        return Ok(Destination::Cidr(network));
     }
     let remedy = match text.parse::<IpAddr>() {
         Ok(address) => IpNet::from(address).to_string(),

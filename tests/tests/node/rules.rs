@@ -478,24 +478,3 @@ fn logged_rules_log_what_only_dnsflow_knows() {
         .collect();
     assert!(refused.is_empty(), "{refused:#?}");
 }
-
-/// ovn-kubernetes takes the text of the rule into the ACL, of which ovn-controller makes no flow.
-#[test]
-fn a_network_with_bits_behind_its_prefix_denies_nothing() {
-    let lab = lab!("rules-bits", agent);
-    let url = "http://203.0.113.1/";
-    lab.set_firewall("ns1", &[deny("203.0.113.0/24")])
-        .expect("the rows");
-    fetch(&lab, "ns1_pod1", url, BLOCKED).expect_err("OVN denies it");
-    lab.set_firewall("ns1", &[deny("203.0.113.1/24")])
-        .expect("the rows");
-    let agent = lab.start_agent(&[]).expect("the agent is ready");
-    fetch(&lab, "ns1_pod1", url, PATIENT).expect("OVN denies nothing");
-    let ask = |words: &[&str]| lab.ask_agent(words).expect("the agent answers").0;
-    let explained = ask(&["explain", "ns1/pod1", "203.0.113.1:80"]);
-    assert!(
-        explained.contains("ALLOWED") && explained.contains("write 203.0.113.0/24"),
-        "{explained}"
-    );
-    agent.terminate().expect("it stops");
-}

@@ -176,16 +176,6 @@ fn one_odd_rule_keeps_its_place_and_spoils_no_other() {
             r#"cidrSelector "192.0.2.0/33" is no network; write a network such as 192.0.2.0/24"#,
         ),
         (
-            "{type: Deny, to: {cidrSelector: 192.0.2.1/24}}",
-            "Deny invalid",
-            r#"cidrSelector "192.0.2.1/24" has bits behind its prefix, and OVN ignores the rule; write 192.0.2.0/24, or 192.0.2.1/32 for the address alone"#,
-        ),
-        (
-            "{type: Allow, to: {cidrSelector: 2001:db8::1/32}}",
-            "Allow invalid",
-            r#"cidrSelector "2001:db8::1/32" has bits behind its prefix, and OVN ignores the rule; write 2001:db8::/32, or 2001:db8::1/128 for the address alone"#,
-        ),
-        (
             "{type: Deny, to: {}}",
             "Deny invalid",
             "to names no destination; write exactly one of cidrSelector, dnsName and nodeSelector",

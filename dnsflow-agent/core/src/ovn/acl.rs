@@ -39,7 +39,7 @@ pub struct NodesMatch {
 /// The match of a rule with a `cidrSelector`: `(ip4.dst == 0.0.0.0/0 && ip4.dst != 10.244.0.0/16) && inport == @a3`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct NetworkMatch {
-    /// The network as it is written. ovn-controller makes no flow of one with bits behind its prefix.
+    /// The network, without the bits behind its prefix.
     pub network: IpNet,
     /// Protocols and ports; empty means all traffic.
     pub transports: Vec<Transport>,
@@ -249,7 +249,7 @@ impl<'a> Cursor<'a> {
         }
         let (_, transports) = self.port_group_and_transports().ok()?;
         Some(NetworkMatch {
-            network,
+            network: network.trunc(),
             transports,
         })
     }

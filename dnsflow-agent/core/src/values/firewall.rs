@@ -179,7 +179,7 @@ pub enum RuleAction {
 pub enum Destination {
     /// `to.dnsName`.
     Name(DnsName),
-    /// `to.cidrSelector`, without bits behind the prefix: OVN makes no flow of one with such bits.
+    /// `to.cidrSelector`.
     Cidr(IpNet),
     /// `to.nodeSelector`; OVN-Kubernetes evaluates it.
     Nodes,

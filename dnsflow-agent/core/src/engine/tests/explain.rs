@@ -1563,17 +1563,3 @@ fn the_dns_cache_of_the_node_is_denied_where_a_rule_denies_it() {
         assert_eq!((verdict, rule), (Verdict::Blocked, Some(1)), "{cache:?}");
     }
 }
-
-/// The ACL of a network with bits behind its prefix, of which OVN makes no flow, is not the one of the corrected rule.
-#[test]
-fn a_rule_whose_network_was_corrected_waits_for_its_acl() {
-    let deny = |network: &str| [cidr(RuleAction::Deny, network)];
-    let corrected = deny("203.0.113.0/24");
-    let mut node = node(&corrected);
-    assert_eq!(reason(&node, "203.0.113.7").0, Verdict::Blocked);
-    node.set_ovn(&deny("203.0.113.1/24"));
-    let (verdict, reason_now, _) = reason(&node, "203.0.113.7");
-    assert_eq!(verdict, Verdict::NotKnown, "{reason_now:?}");
-    node.set_ovn(&corrected);
-    assert_eq!(reason(&node, "203.0.113.7").0, Verdict::Blocked);
-}

@@ -132,7 +132,8 @@ impl Row {
                 ports(&matches.transports) == ports(&rule.ports)
             }
             (Destination::Cidr(network), Ok(AclMatch::Network(matches))) => {
-                matches.network == *network && ports(&matches.transports) == ports(&rule.ports)
+                matches.network == network.trunc()
+                    && ports(&matches.transports) == ports(&rule.ports)
             }
             (Destination::Cidr(_) | Destination::Nodes, Ok(AclMatch::Other)) => true,
             _ => false,
