@@ -478,3 +478,17 @@ fn logged_rules_log_what_only_dnsflow_knows() {
         .collect();
     assert!(refused.is_empty(), "{refused:#?}");
 }
+
+/// ovn-kubernetes takes the text of the rule into the ACL, and OVN cuts the bits off (`lex_parse_mask` in its lib/lex.c).
+#[test]
+fn a_network_with_bits_behind_its_prefix_denies_the_whole_network() {
+    let lab = lab!("rules-bits", agent);
+    lab.set_firewall("ns1", &[deny("203.0.113.9/24")])
+        .expect("the rows");
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    fetch(&lab, "ns1_pod1", "http://203.0.113.1/", BLOCKED).expect_err("OVN denies it");
+    let explained = lab.ask_agent(&["explain", "ns1/pod1", "203.0.113.1:80"]);
+    let (text, _) = explained.expect("the agent answers");
+    assert!(text.contains("BLOCKED (denied_by_rule)"), "{text}");
+    agent.terminate().expect("it stops");
+}
