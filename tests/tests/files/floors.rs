@@ -18,6 +18,7 @@ type Floors = &'static [&'static str];
 
 const CORE: Floors = &[
     "tools::time",
+    "tools::table",
     "tools::deadline",
     "tools::counter_vec",
     "tools::recent",

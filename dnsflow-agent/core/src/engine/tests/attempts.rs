@@ -1,7 +1,5 @@
 //! Which connections are said to be denied, and why.
 
-use std::time::Instant;
-
 use super::{limits::many, *};
 use crate::{
     ask::{
@@ -201,55 +199,4 @@ fn before_everything_is_read_nothing_is_judged() {
     let mut attempts = Attempts::new(DnsPorts::DNS);
     let judged = judge(&node, &mut attempts, attempt(&node, "p1", "203.0.113.1"));
     assert_eq!(judged, Judged::NotJudged);
-}
-
-/// Asserts that an attempt to connect takes the thread that opens addresses little longer than where 8,000 rules for other
-/// names stand before the rule for all addresses.
-fn assert_costs_little(node: &Node) {
-    let time = |node: &Node| {
-        let attempt = attempt(node, "p1", "203.0.113.1");
-        let times = (0..3).map(|_| {
-            let began = Instant::now();
-            node.engine.view().judge_attempt(&attempt, &[], node.now);
-            began.elapsed()
-        });
-        times.min().unwrap_or_default()
-    };
-    let mut usual = beside_others();
-    usual.answer("p1", "told.test", &[ADDRESS], 60);
-    let [usual, time] = [&usual, node].map(time);
-    assert!(time < 50 * usual, "{time:?}, usually {usual:?}");
-}
-
-fn beside_others() -> Node {
-    let of_others = (0..8000).map(|number| allow(&format!("name{number:05}.example.org")));
-    let told = [allow("told.test")].into_iter();
-    let rules: Vec<Rule> = told.chain(of_others).chain([deny_all()]).collect();
-    Node::with(&rules)
-}
-
-#[test]
-fn an_attempt_costs_little_where_many_long_names_lead_to_the_address() {
-    let mut node = beside_others();
-    let in_front = "a.".repeat(118);
-    for name in 0..64 {
-        node.answer("p1", &format!("{name}.{in_front}told.test"), &[ADDRESS], 60);
-        node.pass(Duration::from_millis(500));
-    }
-    assert_costs_little(&node);
-}
-
-#[test]
-fn an_attempt_costs_little_where_many_rules_of_the_name_wait_for_their_acls() {
-    let mut node = Node::with(&[deny("told.test"), deny_all()]);
-    node.answer("p1", "told.test", &[ADDRESS], 60);
-    node.set_firewall(&vec![allow("told.test"); 8000]);
-    assert_costs_little(&node);
-}
-
-#[test]
-fn an_attempt_costs_little_where_rules_of_the_name_have_many_ports() {
-    let mut node = Node::with(&vec![many(allow("told.test"), 1000); 40]);
-    node.answer("p1", "told.test", &[ADDRESS], 60);
-    assert_costs_little(&node);
 }
