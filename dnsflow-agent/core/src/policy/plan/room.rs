@@ -127,7 +127,12 @@ pub(super) struct Fitting {
     /// From the first rule of a set on that denies and does not fit, those that deny. The first of them in force denies
     /// all traffic, and so stands for all rules behind it.
     closing: MatchedRules,
+    /// Flows of an earlier run, whose names are not known.
+    former: Plan,
 }
+
+/// A flow and its rule, or a flow of an earlier run.
+type FlowOfRule = (Option<(usize, usize)>, Arc<FlowTemplate>);
 
 /// The rules that have flows for an address of this family, if the port has these addresses; `None` if all have. The
 /// rules may be those of more names than there is room for flows (`is_crowded`): none has a part.
@@ -251,7 +256,7 @@ impl Planner {
         });
         let mut plan = self.of_fitting(facts, to, &fitting);
         let is_larger = plan.len() > space.room.flows();
-        let own = is_larger.then(|| self.in_space(facts, to, (fitting, is_cut), &[], space));
+        let own = is_larger.then(|| self.in_space(facts, to, (fitting, is_cut), space));
         self.end_marks(facts, to, &mut plan);
         in_order(&mut plan);
         Planned { plan, is_cut, own }
@@ -272,11 +277,12 @@ impl Planner {
         let count = plan.iter().filter(|flow| !flow.ends_marks()).count();
         if space.room < Room::Usual && count > space.room.flows() {
             let fitting = fitting(facts, to.is_ipv6(), (matched, false));
-            let fitting = fitting.unwrap_or_else(|| Fitting {
+            let mut fitting = fitting.unwrap_or_else(|| Fitting {
                 whole: matched.into(),
                 ..Fitting::default()
             });
-            *own = Some(self.in_space(facts, to, (fitting, *is_cut), former, space));
+            fitting.former = former.to_vec();
+            *own = Some(self.in_space(facts, to, (fitting, *is_cut), space));
         } else if let Some(own) = own {
             own.plan.extend_from_slice(former);
             in_order(&mut own.plan);
@@ -305,20 +311,19 @@ impl Planner {
 
     /// Of the rules that fit into the usual room, the flows in less room. Those for traffic that the address has flows
     /// for stay, at whatever place. A flow for all traffic stands for flows for some of it. The others share the
-    /// rest. A rule that allows and does not fit has the former alone. Flows of an earlier run (`former`) take no room of
-    /// the rules: those that deny stay, too, and the others are left out.
+    /// rest. A rule that allows and does not fit has the former alone. Flows of an earlier run take no room of the rules:
+    /// those that deny stay, too, and the others are left out.
     fn in_space(
         &mut self,
         facts: PortFacts<'_>,
         to: IpAddr,
         (fitting, is_cut): (Fitting, bool),
-        former: &[Arc<FlowTemplate>],
         space: &Space,
     ) -> OwnPlan {
         let mut whole = fitting.whole.clone();
         whole.sort_unstable();
         whole.dedup();
-        let mut all = Vec::new();
+        let mut all: Vec<FlowOfRule> = Vec::new();
         for place in &whole {
             let templates = self.templates_of(facts, *place, to.is_ipv6(), false);
             all.extend(
@@ -327,9 +332,9 @@ impl Planner {
                     .map(|flow| (Some(*place), Arc::clone(flow))),
             );
         }
-        if !former.is_empty() {
+        if !fitting.former.is_empty() {
             let known: HashSet<_> = all.iter().map(|(_, flow)| Arc::clone(flow)).collect();
-            let former = former.iter().filter(|flow| !known.contains(*flow));
+            let former = fitting.former.iter().filter(|flow| !known.contains(*flow));
             all.extend(former.map(|flow| (None, Arc::clone(flow))));
         }
         // The flow with the highest priority decides.
@@ -338,8 +343,7 @@ impl Planner {
         for traffic in &space.has {
             *has.entry(*traffic).or_default() += 1;
         }
-        // Those of an earlier run without their rule.
-        let mut kept: Vec<(Option<(usize, usize)>, Arc<FlowTemplate>)> = Vec::new();
+        let mut kept: Vec<FlowOfRule> = Vec::new();
         let mut missing = Vec::new();
         let (mut decided, mut undecided) = (HashMap::new(), HashSet::new());
         for (place, flow) in all {
