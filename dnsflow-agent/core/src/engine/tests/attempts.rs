@@ -1,6 +1,6 @@
 //! Which connections are said to be denied, and why.
 
-use super::{limits::many, *};
+use super::*;
 use crate::{
     ask::{
         attempts::Attempts,
