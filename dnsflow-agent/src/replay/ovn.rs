@@ -1,6 +1,9 @@
 //! The rows of an OVN that has caught up with the rules: no more of them than the agent reads.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use dnsflow_core::{
     ovn::{
@@ -64,6 +67,11 @@ pub(super) fn rows(
         reset: true,
         ..NbUpdate::default()
     };
+    let addresses = || ports.values().flat_map(|pod| &pod.addresses);
+    let versions = [
+        addresses().any(IpAddr::is_ipv4),
+        addresses().any(IpAddr::is_ipv6),
+    ];
     let mut numbers = 1..;
     for (id, firewall) in &firewalls.firewalls {
         let firewall = firewall.iter().filter(|_| id.name == FIREWALL_NAME);
@@ -71,7 +79,7 @@ pub(super) fn rows(
         for ((index, rule), number) in rules.zip(&mut numbers) {
             let acl = match &rule.destination {
                 Destination::Name(name) => {
-                    let matches = name_match(&id.namespace, rule, name);
+                    let matches = name_match(&id.namespace, rule, name, versions);
                     acl(&id.namespace, index, rule, matches.to_string())
                 }
                 Destination::Cidr(network) => {
@@ -100,11 +108,12 @@ pub(super) fn rows(
     (nb, sb)
 }
 
-fn name_match(namespace: &str, rule: &Rule, name: &DnsName) -> NameMatch {
-    let hash = |family| Some(address_set_hashes(name, family)[0]);
+/// With an address set for each IP version that the pods have: IPv4, IPv6.
+fn name_match(namespace: &str, rule: &Rule, name: &DnsName, [v4, v6]: [bool; 2]) -> NameMatch {
+    let hash = |family| address_set_hashes(name, family)[0];
     NameMatch {
-        v4: hash(Family::V4),
-        v6: hash(Family::V6),
+        v4: v4.then(|| hash(Family::V4)),
+        v6: v6.then(|| hash(Family::V6)),
         port_group: default_port_group(namespace),
         transports: rule.ports.clone(),
     }
