@@ -379,11 +379,15 @@ impl View<'_> {
         ports.map(|(_, port)| port.row.iface_id.clone()).collect()
     }
 
-    /// The logical ports of a pod.
+    /// The logical ports by which a pod sends: with a primary user-defined network, that of this network alone.
     pub fn ports_of(&self, namespace: &str, pod: &str) -> Vec<String> {
         let ports = self.ports.iter().map(|(_, port)| &port.row);
         let of_pod = ports.filter(|row| pod_of(row) == (namespace, pod));
-        of_pod.map(|row| row.iface_id.clone()).collect()
+        let (primary, others): (Vec<_>, Vec<_>) =
+            of_pod.partition(|row| self.ports.is_on_primary_network(row));
+        let sending = if primary.is_empty() { others } else { primary };
+        let sending = sending.into_iter();
+        sending.map(|row| row.iface_id.clone()).collect()
     }
 
     /// The interface indices of a pod's veths, as far as they were found: the host sides.

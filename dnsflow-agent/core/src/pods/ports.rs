@@ -145,6 +145,15 @@ impl Ports {
         }
     }
 
+    /// Whether the interface is on a primary user-defined network: its pod sends by no other one.
+    pub(crate) fn is_on_primary_network(&self, row: &Interface) -> bool {
+        let network = row.network.as_ref();
+        let primary = self.primary_networks.as_ref();
+        network
+            .zip(primary)
+            .is_some_and(|(network, primary)| primary.contains(network))
+    }
+
     /// Commands which addresses count at an interface, if they are others than before, and reports
     /// where none does.
     fn trust_sources(&mut self, id: RowId, row: &Interface, out: &mut Output) {

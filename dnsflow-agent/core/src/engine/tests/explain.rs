@@ -221,6 +221,23 @@ fn with_udn(rules: &[Rule]) -> Node {
     node
 }
 
+/// Kubelet's probes alone go by the default network.
+#[test]
+fn a_pod_with_a_primary_user_defined_network_sends_by_it_alone() {
+    let mut node = with_udn(&[deny_all()]);
+    let udn = Interface {
+        network: Some("tenant.network".into()),
+        ..interface("tenant.network_ns1_p1", 8, "uid-p1")
+    };
+    let ports = |node: &Node| node.engine.view().ports_of("ns1", "p1");
+    assert_eq!(ports(&node), ["ns1_p1"]);
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: false,
+        interfaces: vec![(RowId::new(0x108), Some(udn))],
+    }));
+    assert_eq!(ports(&node), ["tenant.network_ns1_p1"]);
+}
+
 /// ovn-kubernetes leaves the subnets of that network alone out of the rule.
 #[test]
 fn on_a_user_defined_network_a_rule_holds_for_pods_of_the_default_network() {
