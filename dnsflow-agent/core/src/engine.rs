@@ -630,10 +630,14 @@ impl Engine {
     /// Whether the rules for all pods here are those of the snapshot of the earlier run.
     fn are_rules_those_of_snapshot(&self) -> bool {
         let is_same = |port: &Port| {
-            let in_place = self.policy.rules_in_place(&port.row);
+            let mut in_place = self.policy.rules_in_place(&port.row);
             let namespace = self.policy.namespace_of_rules(&port.row);
             let saved = namespace.and_then(|namespace| self.told.cache.former_rules(namespace));
-            in_place == saved.as_deref().unwrap_or_default()
+            let mut saved = saved.as_deref().unwrap_or_default().to_vec();
+            // Both are in no particular order.
+            in_place.sort_unstable();
+            saved.sort_unstable();
+            in_place == saved
         };
         self.ports.iter().all(|(_, port)| is_same(port))
     }

@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// Which names a rule matches, seen from the rule's name.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NamePattern {
     /// The name itself.

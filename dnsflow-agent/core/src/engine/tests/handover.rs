@@ -20,7 +20,10 @@ fn started_beside_earlier_programs(former: &[Rule], rules: &[Rule]) -> (Node, u3
 
 /// The same, with the snapshot of the earlier agent or without.
 fn started_with(has_snapshot: bool, former: &[Rule], rules: &[Rule]) -> (Node, u32) {
-    let mut before = node(WAY, former);
+    started_after(node(WAY, former), has_snapshot, rules)
+}
+
+fn started_after(mut before: Node, has_snapshot: bool, rules: &[Rule]) -> (Node, u32) {
     before.answer("p1", "www.a.test", &[ADDRESS], 3600);
     before.answer("p1", "api.a.test", &[[203, 0, 113, 3]], 3600);
     before.answer("p1", "www.b.test", &[OTHER], 3600);
@@ -100,6 +103,18 @@ fn earlier_programs_open_nothing_behind_an_edit() {
     for address in [FRESH, [203, 0, 113, 78]] {
         assert_eq!(seconds_open(&mut node, address), 0, "{address:?}");
     }
+}
+
+#[test]
+fn earlier_programs_go_on_though_a_rule_was_added_behind_the_others_long_ago() {
+    let [first, second, third] = ["b.test", "c.test", "a.test"].map(allow);
+    let mut before = node(WAY, &[first.clone(), second.clone(), deny_all()]);
+    let rules = [first, second, third, deny_all()];
+    edit(&mut before, &rules);
+    before.pass(Duration::from_secs(60));
+    let (mut node, mark) = started_after(before, true, &rules);
+    open_by_earlier_programs(&mut node, FRESH, mark);
+    assert_eq!(seconds_open(&mut node, FRESH), 30);
 }
 
 /// Without a snapshot, nobody knows by which rules they do.
