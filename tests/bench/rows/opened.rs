@@ -160,7 +160,7 @@ fn by_turns(wires: &Wires<'_>) -> Result<[Side; 2]> {
     let rules = |what: &str, mark: &str| {
         let pods = format!("iif {TO_POD} to {ADDRESSES}");
         let commands = [
-            format!("rule {what} priority 100 {pods} {mark} lookup main"),
+            format!("rule {what} priority 100 {pods}{mark} lookup main"),
             format!("rule {what} priority 101 {pods} blackhole"),
         ];
         wires.ip(&wires.node, &commands.each_ref().map(String::as_str))
@@ -171,7 +171,7 @@ fn by_turns(wires: &Wires<'_>) -> Result<[Side; 2]> {
         let round = without.round(stage, count);
         rules("delete", "")?;
         round?;
-        let mark = format!("fwmark {MARK:#x}/{MARK_MASK:#x}");
+        let mark = format!(" fwmark {MARK:#x}/{MARK_MASK:#x}");
         rules("add", &mark)?;
         let attached = wires.node.run(|| {
             let mut attached = Attached::attach(true)?;
