@@ -15,7 +15,10 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use dnsflow_tests::support::{helper, lab_name, root_directory};
+use dnsflow_tests::{
+    go::HELM,
+    support::{helper, lab_name, root_directory},
+};
 
 use self::{
     family::Family,
@@ -50,6 +53,9 @@ pub(crate) struct ClusterCommand {
     /// Write the counts to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// dnsflow by the chart, and not by kustomize
+    #[arg(long, conflicts_with = "other_base")]
+    chart: bool,
     /// Without the story, which takes four minutes
     #[arg(long)]
     without_story: bool,
@@ -155,6 +161,10 @@ fn run_in(
     let access = nodes.access();
     let home = nodes.directory().to_owned();
     let deployment = Deployment::new(access.clone(), home, "base", IMAGE, Vec::new())?;
+    let deployment = match command.chart {
+        true => deployment.by_chart(HELM.ensure(&|text| eprintln!("{text}"))?),
+        false => deployment,
+    };
     let other = command
         .other_base
         .as_ref()

@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     io::Write as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -41,6 +41,21 @@ impl Access {
             .args(arguments)
             .env("KUBECONFIG", &self.kubeconfig);
         kubectl
+    }
+
+    /// Another program, where kubectl runs.
+    pub(crate) fn beside_kubectl(&self, program: &Path) -> Command {
+        let mut words = self.words.clone();
+        let mut command = match words.pop() {
+            Some(_) => {
+                let mut command = Command::new(&self.program);
+                command.args(words).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        command.env("KUBECONFIG", &self.kubeconfig);
+        command
     }
 
     /// Applies manifests.

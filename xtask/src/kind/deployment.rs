@@ -21,6 +21,9 @@ const NAMESPACE: &str = "dnsflow";
 /// The plugin, as kubectl looks it up.
 const PLUGIN: &str = "kubectl-dnsflow";
 
+/// Helm's release, and its namespace.
+const RELEASE: [&str; 3] = ["dnsflow", "--namespace", "default"];
+
 /// dnsflow in one cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Deployment {
@@ -35,6 +38,8 @@ pub(crate) struct Deployment {
     image: String,
     /// Options of the agent's, by their variables.
     options: Vec<(&'static str, String)>,
+    /// Helm, if the chart is installed and not the kustomization.
+    helm: Option<PathBuf>,
 }
 
 impl Deployment {
@@ -53,7 +58,16 @@ impl Deployment {
             base: kustomization(&workspace()?.join("deploy").join(base))?,
             image: image.to_owned(),
             options,
+            helm: None,
         })
+    }
+
+    /// By the chart, which is for an image and values alone.
+    pub(crate) fn by_chart(self, helm: PathBuf) -> Self {
+        Self {
+            helm: Some(helm),
+            ..self
+        }
     }
 
     /// That of another version, with its own `base` and image.
@@ -61,6 +75,7 @@ impl Deployment {
         Ok(Self {
             base: kustomization(base)?,
             image: image.to_owned(),
+            helm: None,
             ..self.clone()
         })
     }
@@ -87,10 +102,7 @@ impl Deployment {
             "../".repeat(depth),
             self.base.strip_prefix("/")?.display()
         );
-        let (name, tag) = match self.image.rsplit_once(':') {
-            Some((name, tag)) if !tag.contains('/') => (name, tag),
-            _ => (&*self.image, "latest"),
-        };
+        let (name, tag) = self.name_and_tag();
         let options: String = self
             .options
             .iter()
@@ -114,6 +126,30 @@ impl Deployment {
         Ok(directory)
     }
 
+    /// Those of the image.
+    fn name_and_tag(&self) -> (&str, &str) {
+        match self.image.rsplit_once(':') {
+            Some((name, tag)) if !tag.contains('/') => (name, tag),
+            _ => (&self.image, "latest"),
+        }
+    }
+
+    /// Helm, told of the chart and its values.
+    fn on_chart(&self, helm: &Path, words: &[&str]) -> Result<Command> {
+        let mut command = self.access.beside_kubectl(helm);
+        let (name, tag) = self.name_and_tag();
+        command
+            .args(words)
+            .args(RELEASE)
+            .arg(workspace()?.join("deploy/helm/dnsflow"))
+            .arg(format!("--set=image.repository={name},image.tag={tag}"));
+        for (variable, value) in &self.options {
+            let value = value.replace(',', "\\,");
+            command.arg(format!("--set-string=options.{variable}={value}"));
+        }
+        Ok(command)
+    }
+
     /// `kubectl dnsflow` with these arguments.
     fn plugin(&self, arguments: &[&str]) -> Result<Command> {
         let directory = self.home.join("bin");
@@ -132,8 +168,13 @@ impl Deployment {
 
     /// Checks every node, before anything is deployed. Returns the findings.
     pub(super) fn preflight(&self) -> Result<String> {
-        let directory = self.kustomization()?;
-        let manifests = run(self.access.kubectl(&["kustomize"]).arg(&directory))?;
+        let manifests = match &self.helm {
+            Some(helm) => run(self.on_chart(helm, &["template"])?.arg("--no-hooks"))?,
+            None => run(self
+                .access
+                .kubectl(&["kustomize"])
+                .arg(self.kustomization()?))?,
+        };
         let file = self.home.join("manifests.yaml");
         fs::write(&file, manifests)?;
         let mut preflight = self.plugin(&["preflight", "--filename"])?;
@@ -142,10 +183,16 @@ impl Deployment {
 
     /// Applies the manifests, and waits until every node has an agent.
     pub(crate) fn roll_out(&self) -> Result<()> {
-        let directory = self.kustomization()?;
-        let mut apply = self.access.kubectl(&["apply", "--kustomize"]);
-        shown(apply.arg(directory))?;
-        self.rolled_out()
+        let Some(helm) = &self.helm else {
+            let directory = self.kustomization()?;
+            let mut apply = self.access.kubectl(&["apply", "--kustomize"]);
+            shown(apply.arg(directory))?;
+            return self.rolled_out();
+        };
+        shown(&mut self.on_chart(helm, &["upgrade", "--install"])?)?;
+        self.rolled_out()?;
+        let mut test = self.access.beside_kubectl(helm);
+        shown(test.arg("test").args(RELEASE).args(["--logs", ROLLOUT]))
     }
 
     /// Waits until every node has an agent.
@@ -157,7 +204,14 @@ impl Deployment {
 
     /// Cleans up every node, and deletes the objects. Returns what was done.
     pub(super) fn uninstall(&self) -> Result<String> {
-        run(&mut self.plugin(&["uninstall", CLEANUP])?)
+        match &self.helm {
+            Some(helm) => {
+                let mut uninstall = self.access.beside_kubectl(helm);
+                uninstall.arg("uninstall").args(RELEASE);
+                run(uninstall.args(["--wait", CLEANUP]))
+            }
+            None => run(&mut self.plugin(&["uninstall", CLEANUP])?),
+        }
     }
 
     /// Removes everything, also the flows of agents, and also after a signal.
@@ -167,7 +221,13 @@ impl Deployment {
         // Without an agent that can be asked, too.
         let mut delete = self.access.kubectl(&["delete", "--ignore-not-found"]);
         delete.arg("--kustomize").arg(self.kustomization()?);
-        for mut command in [uninstall, delete] {
+        let release = self.helm.as_ref().map(|helm| {
+            let mut uninstall = self.access.beside_kubectl(helm);
+            uninstall.arg("uninstall").args(RELEASE);
+            uninstall.args(["--ignore-not-found", "--no-hooks"]);
+            uninstall
+        });
+        for mut command in [uninstall, delete].into_iter().chain(release) {
             // In a group of its own, which Ctrl-C does not reach.
             let status = command.process_group(0).stdin(Stdio::null()).status();
             if !status.is_ok_and(|status| status.success()) {
