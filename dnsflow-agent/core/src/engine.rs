@@ -627,19 +627,23 @@ impl Engine {
         rules.collect()
     }
 
-    /// Whether the rules for all pods here are those of the snapshot of the earlier run.
+    /// Whether the rules for all pods here are those of the snapshot of the earlier run. At a pod of which it has neither
+    /// names nor the namespace, no program of that run has opened anything.
     fn are_rules_those_of_snapshot(&self) -> bool {
-        let is_same = |port: &Port| {
+        let is_same = |id: PortId, port: &Port| {
             let mut in_place = self.policy.rules_in_place(&port.row);
             let namespace = self.policy.namespace_of_rules(&port.row);
             let saved = namespace.and_then(|namespace| self.told.cache.former_rules(namespace));
+            if saved.is_none() && self.told.cache.snapshot_lacks_pod_of(id) {
+                return true;
+            }
             let mut saved = saved.as_deref().unwrap_or_default().to_vec();
             // Both are in no particular order.
             in_place.sort_unstable();
             saved.sort_unstable();
             in_place == saved
         };
-        self.ports.iter().all(|(_, port)| is_same(port))
+        self.ports.iter().all(|(id, port)| is_same(id, port))
     }
 
     /// The rules for these ports, or where they are enforced, may be others: the programs of earlier agents open nothing

@@ -157,17 +157,18 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
 /// `info` is the beginning of the kernel's structure for this object, and each pointer in it leads to as much memory as
 /// the length beside it says.
 unsafe fn get_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
-    let attributes = GetInfo {
+    let mut attributes = GetInfo {
         bpf_fd: object.as_raw_fd().cast_unsigned(),
         info_len: size_of::<T>() as u32,
         info: (&raw mut *info).expose_provenance() as u64,
     };
-    // SAFETY: bpf(2) reads the attributes, and writes to `info` alone and to where it leads, as the caller says.
+    // SAFETY: bpf(2) reads the attributes, writes the length back, and else to `info` alone and to where it leads, as the caller
+    // says.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
             BPF_OBJ_GET_INFO_BY_FD,
-            &raw const attributes,
+            &raw mut attributes,
             size_of::<GetInfo>(),
         )
     };

@@ -35,8 +35,9 @@ use super::{absent, earlier::EarlierPrograms, object_info, records};
 
 /// The magic number of the BPF file system (`BPF_FS_MAGIC` in Linux `include/uapi/linux/magic.h`).
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
-/// Ring buffers of earlier agents that are read: several, if agents ended before they knew the node. Of
-/// more, the oldest are left out.
+/// Ring buffers of earlier agents that are read: several, if agents ended before they knew the node. Of more, those
+/// behind the oldest are left out. Most programs write to the oldest: agents that end early have theirs at new pods
+/// alone.
 const LEFT_MAX: usize = 4;
 /// For so long after its capture, an answer that an earlier agent held goes back. Its pod then still waits: resolvers
 /// ask again after 5 s (glibc) or 2.5 s (musl). A killed agent's successor is ready within a second or so
@@ -462,7 +463,7 @@ pub fn remove_all(dir: &Path) -> io::Result<()> {
 }
 
 /// The ring buffers among these files, oldest first, with the programs that write to them, and the number of the next
-/// one. Those of another layout are removed, and the oldest of too many.
+/// one. Those of another layout are removed, and of too many those behind the oldest.
 fn left(files: BTreeSet<PathBuf>) -> (Vec<(Left, Option<EarlierPrograms>)>, u64) {
     let mut known: Vec<(u64, PathBuf)> = Vec::new();
     let mut others = Vec::new();
@@ -489,8 +490,9 @@ fn left(files: BTreeSet<PathBuf>) -> (Vec<(Left, Option<EarlierPrograms>)>, u64)
     known.sort();
     let next = known.last().map_or(0, |(last, _)| last + 1);
     let too_many = known.len().saturating_sub(LEFT_MAX);
-    for (_, path) in known.drain(..too_many) {
-        warn!(path = %path.display(), "too many agents have left answers; ignoring the oldest");
+    let oldest = known.len().min(1);
+    for (_, path) in known.drain(oldest..oldest + too_many) {
+        warn!(path = %path.display(), "too many agents have left answers; ignoring those of one that ended early");
         remove_records(&path);
     }
     let open = |(_, path): (u64, PathBuf)| {

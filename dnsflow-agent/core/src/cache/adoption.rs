@@ -12,7 +12,10 @@ use crate::{
     },
     pods::ports::Ports,
     policy::plan::RuleInPlace,
-    values::flow::{Cookie, FlowKey},
+    values::{
+        flow::{Cookie, FlowKey},
+        ids::PortId,
+    },
 };
 
 /// Flows of an earlier run whose names are not known.
@@ -58,6 +61,11 @@ impl Cache {
     /// does not have the namespace.
     pub(crate) fn former_rules(&self, namespace: &str) -> Option<Arc<[RuleInPlace]>> {
         self.earlier.rules(namespace)
+    }
+
+    /// Whether there is a snapshot of an earlier run, and it has no pod under the name of this port.
+    pub(crate) fn snapshot_lacks_pod_of(&self, port: PortId) -> bool {
+        self.earlier.lacks_pod_of(port)
     }
 
     /// The rules of an earlier run, as the next snapshot has them until all flows have been adopted.

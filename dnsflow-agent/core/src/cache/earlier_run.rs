@@ -116,6 +116,11 @@ impl EarlierRun {
         names.collect()
     }
 
+    /// Whether there is a snapshot with rules, and it has no pod under the name of a port that has come.
+    pub(super) fn lacks_pod_of(&self, port: PortId) -> bool {
+        !self.rules.is_empty() && self.former.get(&port) == Some(&Former::Unknown)
+    }
+
     /// A port is gone.
     pub(super) fn closed(&mut self, port: PortId) {
         self.former.remove(&port);

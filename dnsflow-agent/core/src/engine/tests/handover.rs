@@ -23,7 +23,18 @@ fn started_with(has_snapshot: bool, former: &[Rule], rules: &[Rule]) -> (Node, u
     started_after(node(WAY, former), has_snapshot, rules)
 }
 
-fn started_after(mut before: Node, has_snapshot: bool, rules: &[Rule]) -> (Node, u32) {
+fn started_after(before: Node, has_snapshot: bool, rules: &[Rule]) -> (Node, u32) {
+    let further = |node: &mut Node| node.give(Input::Sb(southbound(node, rules)));
+    started_by(before, has_snapshot, rules, further)
+}
+
+/// `further` gives what comes without an agent, and the southbound database.
+fn started_by(
+    mut before: Node,
+    has_snapshot: bool,
+    rules: &[Rule],
+    further: impl FnOnce(&mut Node),
+) -> (Node, u32) {
     before.answer("p1", "www.a.test", &[ADDRESS], 3600);
     before.answer("p1", "api.a.test", &[[203, 0, 113, 3]], 3600);
     before.answer("p1", "www.b.test", &[OTHER], 3600);
@@ -39,7 +50,7 @@ fn started_after(mut before: Node, has_snapshot: bool, rules: &[Rule]) -> (Node,
     node.give(Input::Resolvers(BTreeSet::new()));
     node.records_wait = true;
     let mut node = read_but_southbound(node, &before, rules);
-    node.give(Input::Sb(southbound(&node, rules)));
+    further(&mut node);
     node.pass(Duration::from_secs(1));
     assert!(node.engine.sources.is_ready() && !node.engine.knows_servers());
     (node, mark)
@@ -148,4 +159,58 @@ fn earlier_programs_go_on_beside_a_further_pod() {
     node.add_pod("p2", 6);
     node.pass(Duration::from_secs(12));
     assert!(node.earlier_open && is_open_at_all(&node, FRESH));
+}
+
+/// The earlier programs are not at its interface, and no class of theirs is of its rules.
+#[test]
+fn earlier_programs_go_on_beside_a_pod_that_has_come_in_another_namespace() {
+    let (mut node, mark) = started_by(node(WAY, &rules()), true, &rules(), |node| {
+        let of_it = [allow("bank.test")];
+        let id = FirewallId {
+            namespace: "ns2".into(),
+            name: "default".into(),
+        };
+        node.give(Input::Firewalls(FirewallUpdate {
+            reset: false,
+            firewalls: vec![(id, Some(firewall(&of_it)))],
+        }));
+        let group = "a1234567890123456789";
+        let acl = acl(0, &of_it).expect("a rule");
+        let acl = Acl {
+            namespace: "ns2".into(),
+            matches: acl.matches.replace(GROUP, group),
+            ..acl
+        };
+        let flow = LogicalFlow {
+            matches: format!("reg0[8] == 1 && ({})", acl.matches),
+            stage_hint: Some(acl_row(18).prefix()),
+            ..logical_flow(0, &of_it).expect("a rule")
+        };
+        node.give(Input::Nb(NbUpdate {
+            acls: vec![(acl_row(18), Some(acl))],
+            ..NbUpdate::default()
+        }));
+        let row = RowId::new(0x109);
+        node.give(Input::Interfaces(InterfaceUpdate {
+            reset: false,
+            interfaces: vec![(row, Some(interface("ns2_payroll", 9, "uid-payroll")))],
+        }));
+        let group = PortGroup {
+            name: group.into(),
+            ports: ["ns2_payroll".into()].into(),
+        };
+        let mut sb = southbound(node, &rules());
+        sb.logical_flows
+            .retain(|(row, _)| *row != logical_flow_row(18));
+        sb.logical_flows.push((logical_flow_row(18), Some(flow)));
+        sb.port_groups.push((RowId::new(0xd << 100), Some(group)));
+        let binding = PortBinding {
+            namespace: Some("ns2".into()),
+            ..port_binding("ns2_payroll", 9)
+        };
+        sb.port_bindings.push((row, Some(binding)));
+        node.give(Input::Sb(sb));
+    });
+    open_by_earlier_programs(&mut node, FRESH, mark);
+    assert_eq!(seconds_open(&mut node, FRESH), 30);
 }
