@@ -97,7 +97,7 @@ struct Entry {
 }
 
 /// Everything that lasts, and when it is to be said (again).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Ledger {
     entries: BTreeMap<(String, About), Entry>,
     /// When denied connections were last told of, by namespace.
@@ -105,22 +105,6 @@ pub struct Ledger {
     /// The turns of Events about denied connections, which are no fault: they never delay others.
     of_denials: Turns,
     of_others: Turns,
-    /// No attempt before this.
-    not_before: Timestamp,
-    retry: Duration,
-}
-
-impl Default for Ledger {
-    fn default() -> Self {
-        Self {
-            entries: BTreeMap::new(),
-            denied: BTreeMap::new(),
-            of_denials: Turns::default(),
-            of_others: Turns::default(),
-            not_before: Timestamp::default(),
-            retry: RETRY_MIN,
-        }
-    }
 }
 
 /// Which namespace is next, and when the next Event may be created.
@@ -131,6 +115,9 @@ struct Turns {
     /// How many Events may be created at once, and since when one more is on its way.
     tokens: u32,
     refill_from: Timestamp,
+    /// After a failure, no attempt before this.
+    not_before: Timestamp,
+    retry: Duration,
 }
 
 impl Default for Turns {
@@ -139,6 +126,8 @@ impl Default for Turns {
             posted: BTreeMap::new(),
             tokens: BURST,
             refill_from: Timestamp::default(),
+            not_before: Timestamp::default(),
+            retry: RETRY_MIN,
         }
     }
 }
@@ -147,8 +136,8 @@ impl Turns {
     /// When the next Event may be created.
     fn next(&self) -> Timestamp {
         match self.tokens {
-            0 => self.refill_from + PAUSE,
-            _ => Timestamp::default(),
+            0 => self.not_before.max(self.refill_from + PAUSE),
+            _ => self.not_before,
         }
     }
 
@@ -170,12 +159,15 @@ impl Turns {
     }
 
     /// It was not created.
-    fn give_back(&mut self) {
+    fn failed(&mut self, now: Timestamp) {
         self.tokens = (self.tokens + 1).min(BURST);
+        self.not_before = now + self.retry;
+        self.retry = (self.retry * 2).min(RETRY_MAX);
     }
 
     /// An Event was created. These namespaces have entries.
     fn posted(&mut self, namespace: &str, waiting: &BTreeSet<String>, now: Timestamp) {
+        self.retry = RETRY_MIN;
         self.posted
             .retain(|one, at| now.since(*at) < REPEAT || waiting.contains(one));
         self.posted.insert(namespace.to_owned(), now);
@@ -292,7 +284,7 @@ impl Ledger {
     /// When an entry may be said.
     fn may_be_said(&self, about: &About, entry: &Entry) -> Timestamp {
         let turn = self.turns(about).next();
-        entry.due.max(turn).max(self.not_before)
+        entry.due.max(turn)
     }
 
     /// When [`poll`](Self::poll) has something.
@@ -327,12 +319,9 @@ impl Ledger {
         let key = (posting.namespace.clone(), posting.about.clone());
         match outcome {
             Outcome::Failed => {
-                self.not_before = now + self.retry;
-                self.retry = (self.retry * 2).min(RETRY_MAX);
-                self.turns_mut(&posting.about).give_back();
+                self.turns_mut(&posting.about).failed(now);
             }
             Outcome::Created | Outcome::Known => {
-                self.retry = RETRY_MIN;
                 let waiting = self.entries.keys().map(|(namespace, _)| namespace.clone());
                 let waiting: BTreeSet<String> = waiting.collect();
                 let turns = self.turns_mut(&posting.about);

@@ -258,6 +258,21 @@ fn denied_connections_delay_no_other_event() {
     }
 }
 
+/// As in a namespace that is terminating, or has a quota of Events.
+#[test]
+fn a_denied_connection_that_cannot_be_told_delays_no_other_event() {
+    let mut ledger = Ledger::default();
+    ledger.take(denied("quota", "denied"), at(0), NONE);
+    for second in 0..100 {
+        if let Some(posting) = ledger.poll(at(second)) {
+            ledger.done(&posting, Outcome::Failed, at(second));
+        }
+    }
+    ledger.take(rules("quiet", &[(0, "bad")]), at(100), NONE);
+    let posting = ledger.poll(at(100)).expect("it is due");
+    assert_eq!(posting.namespace, "quiet");
+}
+
 /// Each of a few namespaces has something new to say as soon as it has said the last.
 #[test]
 fn namespaces_with_news_at_all_times_delay_no_other_without_end() {
