@@ -192,7 +192,7 @@ impl Deployment {
         shown(&mut self.on_chart(helm, &["upgrade", "--install"])?)?;
         self.rolled_out()?;
         let mut test = self.access.beside_kubectl(helm);
-        shown(test.arg("test").args(RELEASE).args(["--logs", ROLLOUT]))
+        shown(test.arg("test").args(RELEASE).arg(ROLLOUT))
     }
 
     /// Waits until every node has an agent.
