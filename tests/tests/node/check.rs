@@ -14,7 +14,7 @@ use dnsflow_tests::{
     lab::Lab,
     ovs::{Daemon, Stop},
     process::{PATIENT, run, wait_until},
-    support::{not_run, this_test},
+    support::{LEFT_TO_VM, not_run, this_test},
 };
 use serde_json::Value;
 
@@ -210,7 +210,10 @@ fn the_networks_of_services_are_found_and_no_address_of_a_plugin() {
 fn the_dns_cache_of_the_node_is_trusted() {
     let lab = lab!("check-cache", agent);
     if ip(&lab, "link add nodelocaldns type dummy").is_err() {
-        return not_run(&this_test(), "no interface of the kind dummy");
+        return not_run(
+            &this_test(),
+            format!("this kernel makes no dummy interface; {LEFT_TO_VM}"),
+        );
     }
     ip(&lab, "address add 169.254.20.10/32 dev nodelocaldns").expect("an address");
     let agent = lab.start_agent(&[]).expect("the agent is ready");

@@ -260,7 +260,10 @@ impl<'a> Story<'a> {
     /// `dnsflow check` in each agent's container, with the agent's own options.
     fn check(&self) -> Result<Vec<String>> {
         let access = self.setting.access;
-        let pods = access.json(&["--namespace", "dnsflow", "get", "pods"])?;
+        // The Pod of `helm test` has ended.
+        let running = ["--field-selector", "status.phase=Running"];
+        let pods = ["--namespace", "dnsflow", "get", "pods"];
+        let pods = access.json(&[&pods[..], &running].concat())?;
         let mut seen = Vec::new();
         for pod in items(&pods) {
             let name = pod["metadata"]["name"].as_str().context("a name")?;
