@@ -43,7 +43,7 @@ use std::{
 use clap::CommandFactory as _;
 use dnsflow_core::{
     Input,
-    ask::view::{Beside, EntryView, Explanation, StepOutcome, Target, Verdict},
+    ask::view::{Beside, EntryView, Explanation, Frontend, StepOutcome, Target, Verdict},
     ovn::rows::pod_of_port,
     values::{
         connection::PendingQuery,
@@ -310,15 +310,20 @@ impl Server {
         };
         let asked = (&*namespace, &*pod, &target);
         let explained = self.explained(asked, beside.clone()).await?;
+        let addresses = explained.iter().flat_map(|one| &one.addresses);
+        let addresses: BTreeSet<IpAddr> = addresses.filter_map(|one| one.address).collect();
+        let mut addresses: Vec<IpAddr> = addresses.into_iter().collect();
+        let services = self.services_at(&addresses).await?;
         let mut verdicts = explained.iter().map(|one| one.verdict);
         // OVN is asked where that may change the answer.
-        if verdicts.all(|verdict| verdict == Verdict::Allowed) {
+        if services.is_empty() && verdicts.all(|verdict| verdict == Verdict::Allowed) {
             return Ok(json(&explained));
         }
         let nb = &self.slow.northbound;
-        let addresses = explained.iter().flat_map(|one| &one.addresses);
-        let addresses: BTreeSet<IpAddr> = addresses.filter_map(|one| one.address).collect();
-        let addresses: Vec<IpAddr> = addresses.into_iter().collect();
+        if !services.is_empty() {
+            beside.frontends = northbound::frontends(nb.clone(), &services).await.ok();
+            addresses.extend(backends_of(beside.frontends.as_deref().unwrap_or_default()));
+        }
         beside.sets = sets_with(nb, &addresses).await;
         let veths = self.veths(&namespace, &pod).await?;
         let heard = &self.slow.heard;
@@ -333,6 +338,15 @@ impl Server {
             one.hints.extend(hints);
         }
         Ok(json(&explained))
+    }
+
+    /// The Services at these addresses.
+    async fn services_at(&self, addresses: &[IpAddr]) -> Result<BTreeSet<String>, Refusal> {
+        let addresses = addresses.to_vec();
+        let services = self
+            .inquiries
+            .ask(move |engine, _| engine.view().services_at(&addresses));
+        services.await.ok_or(Refusal::Stuck)
     }
 
     /// The interface indices of a pod's veths.
@@ -404,16 +418,27 @@ impl Server {
     }
 }
 
-/// OVN's address sets with these addresses; `None` if OVN does not answer.
+/// By each of these addresses, OVN's address sets that have it; `None` if OVN does not answer.
 async fn sets_with(
     nb: &Option<Remotes>,
     addresses: &[IpAddr],
 ) -> Option<BTreeMap<IpAddr, BTreeSet<u64>>> {
-    let mut sets = BTreeMap::new();
+    let mut sets: BTreeMap<_, _> = addresses
+        .iter()
+        .map(|one| (*one, BTreeSet::new()))
+        .collect();
     for some in addresses.chunks(ASKED_ADDRESSES) {
         sets.extend(northbound::with(nb.clone(), some).await.ok()?);
     }
     Some(sets)
+}
+
+/// The first backends of these Services: the rules are asked about few.
+fn backends_of(frontends: &[Frontend]) -> BTreeSet<IpAddr> {
+    let backends = frontends.iter().filter_map(|one| one.backends.as_ref());
+    let backends = backends.flatten().map(|backend| backend.address);
+    let backends: BTreeSet<IpAddr> = backends.collect();
+    backends.into_iter().take(ASKED_ADDRESSES).collect()
 }
 
 /// How this process was started.

@@ -41,6 +41,9 @@ const SECOND_SYN: Duration = Duration::from_millis(990);
 const PODS: [&str; 2] = ["ns1_pod1", "ns1_pod2"];
 const FREE_POD: &str = "ns2_pod1";
 
+/// `explain` may leave this share of the questions open whose answer the agent could know.
+const LEFT_OPEN_MAX: f64 = 0.02;
+
 /// With more lost answers than this, something is broken.
 const LOST_MAX: usize = 100;
 
@@ -422,7 +425,11 @@ impl<'a> Hunt<'a> {
             certain, left_open, ..
         } = &self.seen.explained;
         let open: usize = left_open.values().sum();
-        assert!(20 * open <= *certain, "{open} of {certain}: {left_open:?}");
+        let share = LEFT_OPEN_MAX * *certain as f64;
+        // Four standard deviations of a number whose mean is that: few questions tell little of a share.
+        let by_chance = 4.0 * share.sqrt();
+        let is_few = open as f64 <= share + by_chance;
+        assert!(is_few, "{open} of {certain}: {left_open:?}");
     }
 
     /// Tries one firewall and edits of it, with other records and pods than before. Does something else

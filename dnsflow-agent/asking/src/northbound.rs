@@ -1,5 +1,5 @@
-//! The addresses that ovn-kubernetes itself has resolved the names of rules to, read once for somebody who
-//! asks. The agent does not replicate them.
+//! Facts of OVN's northbound database, read once for somebody who asks: the addresses that ovn-kubernetes itself has
+//! resolved the names of rules to, and the ports of Services. The agent does not replicate them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,12 +8,13 @@ use std::{
 };
 
 use dnsflow_core::{
+    ask::view::{Backend, Frontend},
     ovn::hash::{Family, address_set_hashes},
-    values::name::DnsName,
+    values::{flow::Protocol, name::DnsName},
 };
 use dnsflow_ovsdb::{
-    Atom, Clause, Column, Condition, Connection, Database, Datum, Function, Remotes, Table,
-    session::FIRST_CONTENT_WAIT,
+    Atom, Clause, Column, Condition, Connection, Database, Datum, Function, Remotes, Row, Table,
+    session::FIRST_CONTENT_WAIT, value::endpoint,
 };
 use tokio::time::timeout;
 
@@ -30,10 +31,12 @@ pub const SOCKETS: &[&str] = &[
     "/var/run/ovn/ovnnb_db.sock",
 ];
 
+const NAME: &str = "OVN_Northbound";
 const ADDRESS_SET: &str = "Address_Set";
+const LOAD_BALANCER: &str = "Load_Balancer";
 
-const DATABASE: Database = Database {
-    name: "OVN_Northbound",
+const SETS: Database = Database {
+    name: NAME,
     tables: &[Table {
         name: ADDRESS_SET,
         columns: &[Column::scalar("name"), Column::set("addresses")],
@@ -42,6 +45,27 @@ const DATABASE: Database = Database {
         deferred: false,
     }],
 };
+
+const SERVICES: Database = Database {
+    name: NAME,
+    tables: &[Table {
+        name: LOAD_BALANCER,
+        columns: &[
+            Column::scalar("name"),
+            Column::scalar("protocol"),
+            Column::map("vips"),
+            Column::pairs("external_ids", &[OWNER, NETWORK]),
+        ],
+        purpose: "the ports of Services",
+        remedy: "ask for an address of fewer Services",
+        deferred: false,
+    }],
+};
+
+/// External ids of ovn-kubernetes (`go-controller/pkg/libovsdb/ops/db_object_types.go` and
+/// `go-controller/pkg/types/const.go`).
+const OWNER: &str = "k8s.ovn.org/owner";
+const NETWORK: &str = "k8s.ovn.org/network";
 
 /// A database that cannot be connected to for this time is taken for unreachable. A connected one has
 /// [`FIRST_CONTENT_WAIT`], as every other reader gives it.
@@ -100,14 +124,78 @@ pub async fn with(
     Ok(sets)
 }
 
+/// The frontends of these Services, by namespace and name, without those that gateway routers alone have.
+///
+/// # Errors
+///
+/// When the database does not answer in time, or has more load balancers than are read.
+pub async fn frontends(
+    nb: Option<Remotes>,
+    services: &BTreeSet<String>,
+) -> Result<Vec<Frontend>, String> {
+    let owners = services.iter();
+    let clauses = owners.map(|owner| Clause::includes_pair("external_ids", OWNER, owner));
+    let rows = rows(nb, &SERVICES, LOAD_BALANCER, clauses.collect(), |row| {
+        Some(frontends_of(row).collect::<Vec<_>>())
+    });
+    Ok(rows.await?.concat())
+}
+
+/// The frontends of a load balancer (ovn-nb(5), `Load_Balancer`).
+fn frontends_of(row: &Row) -> impl Iterator<Item = Frontend> {
+    let name = row.text("name").unwrap_or_default();
+    let pairs = |column| row.pairs(column).ok();
+    let ids = pairs("external_ids");
+    let id = |key| ids.and_then(|ids| ids.value(key)).map(str::to_owned);
+    let (service, network) = (id(OWNER).unwrap_or_default(), id(NETWORK));
+    // Without one, it is TCP.
+    let protocol = row.text("protocol").ok().and_then(Protocol::of_name);
+    let protocol = protocol.unwrap_or(Protocol::Tcp);
+    let vips = pairs("vips").filter(|_| !name.contains("_node_router_"));
+    let vips = vips.into_iter().flat_map(|vips| vips.iter());
+    vips.filter_map(move |(vip, backends)| {
+        // A template stands for the addresses of each node.
+        let (address, port) = endpoint(vip)?;
+        let backends = backends.split(',').map(str::trim);
+        let backends = backends.filter(|text| !text.is_empty()).map(|text| {
+            let (address, port) = endpoint(text)?;
+            Some(Backend { address, port })
+        });
+        Some(Frontend {
+            service: service.clone(),
+            network: network.clone(),
+            address,
+            protocol,
+            port,
+            backends: backends.collect(),
+        })
+    })
+}
+
 /// The sets for which one of the clauses holds: name and addresses.
 async fn read(
     nb: Option<Remotes>,
     clauses: Vec<Clause>,
 ) -> Result<Vec<(String, Vec<IpAddr>)>, String> {
+    let sets = rows(nb, &SETS, ADDRESS_SET, clauses, |row| {
+        let (name, texts) = (row.text("name").ok()?, row.texts("addresses").ok()?);
+        let addresses = texts.iter().filter_map(|text| text.parse().ok());
+        Some((name.to_owned(), addresses.collect()))
+    });
+    sets.await
+}
+
+/// The rows of a table for which one of the clauses holds, each read by a function.
+async fn rows<T>(
+    nb: Option<Remotes>,
+    database: &'static Database,
+    table: &'static str,
+    clauses: Vec<Clause>,
+    of_row: impl Fn(&Row) -> Option<T>,
+) -> Result<Vec<T>, String> {
     let nb = nb.unwrap_or_else(|| Remotes::unix(SOCKETS));
-    let conditions = [(ADDRESS_SET, Condition::AnyOf(clauses))].into();
-    let mut connection = Connection::new(&DATABASE, conditions, &nb, OPTION);
+    let conditions = [(table, Condition::AnyOf(clauses))].into();
+    let mut connection = Connection::new(database, conditions, &nb, OPTION);
     let mut waited = PATIENCE;
     let mut is_read = is_synced(&mut connection, PATIENCE).await?;
     if !is_read && connection.replica().is_some() {
@@ -121,13 +209,8 @@ async fn read(
         ));
     }
     let rows = connection.replica().into_iter();
-    let rows = rows.flat_map(|replica| replica.rows(ADDRESS_SET));
-    let sets = rows.filter_map(|(_, row)| {
-        let (name, texts) = (row.text("name").ok()?, row.texts("addresses").ok()?);
-        let addresses = texts.iter().filter_map(|text| text.parse().ok());
-        Some((name.to_owned(), addresses.collect()))
-    });
-    Ok(sets.collect())
+    let rows = rows.flat_map(|replica| replica.rows(table));
+    Ok(rows.filter_map(|(_, row)| of_row(&row)).collect())
 }
 
 /// Whether the first content is there within this time.
@@ -138,7 +221,7 @@ async fn read(
 async fn is_synced(connection: &mut Connection, within: Duration) -> Result<bool, String> {
     match timeout(within, connection.synced()).await {
         Ok(Ok(())) => Ok(true),
-        Ok(Err(large)) => Err(large_table(DATABASE.name, &large).to_string()),
+        Ok(Err(large)) => Err(large_table(NAME, &large).to_string()),
         Err(_) => Ok(false),
     }
 }

@@ -177,6 +177,11 @@ impl Policy {
         self.ovn.backends_behind(address)
     }
 
+    /// The Services, by namespace and name, that have an address; some more than once.
+    pub(crate) fn services_at(&self, address: IpAddr) -> impl Iterator<Item = &str> {
+        self.ovn.services_at(address)
+    }
+
     /// Whether a load balancer leads to the address.
     pub(crate) fn is_backend(&self, address: IpAddr) -> bool {
         self.ovn.is_backend(address)

@@ -259,7 +259,7 @@ fn backends(value: &Atom) -> Atom {
         _ => "",
     };
     let parts = text.split(',').map(str::trim);
-    let addresses = parts.filter_map(endpoint_address);
+    let addresses = parts.filter_map(endpoint).map(|(address, _)| address);
     let addresses: std::collections::BTreeSet<IpAddr> = addresses.collect();
     Atom::Backends {
         digest: DIGESTS.hash_one(value),
@@ -267,10 +267,13 @@ fn backends(value: &Atom) -> Atom {
     }
 }
 
-/// The address in `ADDRESS:PORT`, `[ADDRESS]:PORT` or `ADDRESS` (ovn-nb(5), `vips` of `Load_Balancer`).
-pub fn endpoint_address(text: &str) -> Option<IpAddr> {
-    let with_port = text.parse::<SocketAddr>().map(|endpoint| endpoint.ip());
-    with_port.or_else(|_| text.parse()).ok()
+/// The address and the port in `ADDRESS:PORT`, `[ADDRESS]:PORT` or `ADDRESS` (ovn-nb(5), `vips` of `Load_Balancer`).
+pub fn endpoint(text: &str) -> Option<(IpAddr, Option<u16>)> {
+    let with_port = text.parse::<SocketAddr>();
+    let with_port = with_port.map(|endpoint| (endpoint.ip(), Some(endpoint.port())));
+    with_port
+        .or_else(|_| text.parse().map(|address| (address, None)))
+        .ok()
 }
 
 fn pair_from_json(json: Value) -> Option<(Atom, Atom)> {

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use dnsflow_core::ovn::rows::{Acl, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate, NodeSet};
 use dnsflow_ovsdb::{
     CellError, Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
-    session::Conditions, value::endpoint_address,
+    session::Conditions, value::endpoint,
 };
 use ipnet::IpNet;
 
@@ -229,8 +229,8 @@ pub fn load_balancer(row: &Row) -> Conversion<LoadBalancer> {
     // A template stands for the addresses of each node.
     let vips = vips.iter().filter(|(vip, _)| !vip.starts_with('^'));
     let addresses = vips.map(|(vip, _)| {
-        let address = endpoint_address(vip);
-        address.ok_or_else(|| CellError::new("vips", format!("`{vip}` is no address")))
+        let endpoint = endpoint(vip).map(|(address, _)| address);
+        endpoint.ok_or_else(|| CellError::new("vips", format!("`{vip}` is no address")))
     });
     Ok(Some(LoadBalancer {
         service: ids.value(OWNER).unwrap_or_default().to_owned(),

@@ -9,9 +9,10 @@ use tokio::{
 
 use super::*;
 
-/// A database that gives these sets to whoever monitors it, and then the request that it got.
+/// A database that gives these rows to whoever monitors it, and then the request that it got.
 struct Northbound {
     path: PathBuf,
+    table: &'static str,
     request: JoinHandle<Value>,
 }
 
@@ -22,16 +23,27 @@ impl Northbound {
 
     /// One that says nothing for so long before.
     fn start_slow(test: &str, sets: &[(String, &[&str])], silence: Duration) -> Self {
+        let rows = sets.iter();
+        let rows =
+            rows.map(|(name, addresses)| json!({"name": name, "addresses": ["set", addresses]}));
+        Self::of_table(ADDRESS_SET, test, rows, silence)
+    }
+
+    fn of_table(
+        table: &'static str,
+        test: &str,
+        rows: impl Iterator<Item = Value>,
+        silence: Duration,
+    ) -> Self {
         let name = format!("dnsflow-sets-{}-{test}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let listener = UnixListener::bind(&path).expect("nobody is there");
-        let rows = (1..).zip(sets).map(|(number, (name, addresses))| {
-            let row = json!({"name": name, "addresses": ["set", addresses]});
+        let rows = (1..).zip(rows).map(|(number, row)| {
             let id = format!("00000000-0000-4000-8000-{number:012}");
             (id, json!({"initial": row}))
         });
         let rows: serde_json::Map<_, _> = rows.collect();
-        let answer = json!({"id": 0, "result": {"Address_Set": rows}, "error": null}).to_string();
+        let answer = json!({"id": 0, "result": {table: rows}, "error": null}).to_string();
         let request = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("a client");
             let mut request = vec![0; 65_536];
@@ -43,7 +55,11 @@ impl Northbound {
             assert_eq!(rest.expect("it closes"), 0);
             serde_json::from_slice(&request[..len]).expect("JSON")
         });
-        Self { path, request }
+        Self {
+            path,
+            table,
+            request,
+        }
     }
 
     fn remotes(&self) -> Option<Remotes> {
@@ -54,7 +70,7 @@ impl Northbound {
     async fn end(self) -> Value {
         let request = self.request.await.expect("no panic");
         std::fs::remove_file(&self.path).expect("it is there");
-        request["params"][2][ADDRESS_SET][0]["where"].clone()
+        request["params"][2][self.table][0]["where"].clone()
     }
 }
 
@@ -111,6 +127,74 @@ async fn an_address_has_the_sets_of_names_that_have_it() {
         conditions[1],
         json!(["addresses", "includes", "2001:db8::1"])
     );
+}
+
+#[tokio::test]
+async fn a_service_has_its_ports_and_their_endpoints() {
+    let row = |name: &str, protocol: Value, vips: Value| {
+        let owner = json!([["k8s.ovn.org/owner", "ns1/web"]]);
+        json!({"name": name, "protocol": protocol, "vips": ["map", vips], "external_ids": ["map", owner]})
+    };
+    let rows = [
+        row(
+            "Service_ns1/web_TCP_cluster",
+            json!("tcp"),
+            json!([
+                ["10.96.0.7:80", "10.244.0.3:8080,203.0.113.7:8080"],
+                ["[fd00:10:96::7]:80", ""],
+            ]),
+        ),
+        row(
+            "Service_ns1/web_UDP_node_switch_template_IPv4",
+            json!("udp"),
+            json!([
+                ["10.96.0.7:53", "^Service_ns1_web_UDP_53_node_local"],
+                ["^NODEIP_IPv4_0:31080", "10.244.0.3:53"],
+            ]),
+        ),
+        row(
+            "Service_ns1/web_TCP_node_router_node1",
+            json!("tcp"),
+            json!([["198.51.100.8:80", ""]]),
+        ),
+        row(
+            "other",
+            json!(["set", []]),
+            json!([["198.51.100.9", "203.0.113.9"]]),
+        ),
+    ];
+    let rows = rows.into_iter();
+    let server = Northbound::of_table(LOAD_BALANCER, "services", rows, Duration::ZERO);
+    let asked = ["ns1/web".to_owned()].into();
+    let found = frontends(server.remotes(), &asked).await;
+    let frontend = |text: &str, protocol, backends: Option<&[&str]>| {
+        let (address, port) = endpoint(text).expect("an endpoint");
+        let backend = |text: &&str| {
+            let (address, port) = endpoint(text).expect("an endpoint");
+            Backend { address, port }
+        };
+        Frontend {
+            service: "ns1/web".to_owned(),
+            network: None,
+            address,
+            protocol,
+            port,
+            backends: backends.map(|all| all.iter().map(backend).collect()),
+        }
+    };
+    let both = ["10.244.0.3:8080", "203.0.113.7:8080"];
+    assert_eq!(
+        found,
+        Ok(vec![
+            frontend("10.96.0.7:80", Protocol::Tcp, Some(&both)),
+            frontend("[fd00:10:96::7]:80", Protocol::Tcp, Some(&[])),
+            frontend("10.96.0.7:53", Protocol::Udp, None),
+            frontend("198.51.100.9", Protocol::Tcp, Some(&["203.0.113.9"])),
+        ])
+    );
+    let owner = json!(["map", [["k8s.ovn.org/owner", "ns1/web"]]]);
+    let clause = json!(["external_ids", "includes", owner]);
+    assert_eq!(server.end().await, json!([clause]));
 }
 
 #[tokio::test(start_paused = true)]

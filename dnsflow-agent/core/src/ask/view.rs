@@ -6,6 +6,7 @@
 mod attempt;
 mod enforced;
 mod explain;
+mod services;
 mod told_names;
 
 use std::{
@@ -48,6 +49,7 @@ pub use attempt::Judged;
 pub use explain::{
     Beside, ExplainedAddress, Explanation, HeardName, RuleStep, StepOutcome, Target, TargetError,
 };
+pub use services::{Backend, Frontend};
 
 /// A node.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]

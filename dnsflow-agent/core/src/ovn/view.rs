@@ -498,11 +498,20 @@ impl OvnView {
         })
     }
 
+    fn load_balancers_at(&self, address: IpAddr) -> impl Iterator<Item = &LoadBalancer> {
+        let ids = self.services_at.ids(address);
+        ids.filter_map(|id| self.load_balancers.find(id))
+    }
+
     /// The addresses to which the load balancers at an address lead.
     pub fn backends_behind(&self, address: IpAddr) -> impl Iterator<Item = IpAddr> {
-        let rows = self.services_at.ids(address);
-        let rows = rows.filter_map(|id| self.load_balancers.find(id));
+        let rows = self.load_balancers_at(address);
         rows.flat_map(|row| row.backends.iter().copied())
+    }
+
+    /// The Services, by namespace and name, that have an address; some more than once.
+    pub fn services_at(&self, address: IpAddr) -> impl Iterator<Item = &str> {
+        self.load_balancers_at(address).map(|row| &*row.service)
     }
 
     /// Whether a load balancer leads to the address.
@@ -534,10 +543,7 @@ impl OvnView {
     }
 
     fn owners_of(&self, address: IpAddr) -> Owners {
-        let rows = || {
-            let ids = self.services_at.ids(address);
-            ids.filter_map(|id| self.load_balancers.find(id))
-        };
+        let rows = || self.load_balancers_at(address);
         let names: BTreeSet<&String> = rows().map(|row| &row.service).collect();
         Owners {
             services: rows().map(|row| on(row.network.as_ref())).collect(),

@@ -12,7 +12,7 @@ pub enum Verdict {
     Allowed,
     /// It passes once the pod has asked for the name.
     NotYet,
-    /// It depends on the port or on the address, which the question does not have.
+    /// It depends on a port or an address that the question does not have, or on the endpoint of a Service.
     Depends,
     /// It is not known: a fact decides that the agent does not have.
     NotKnown,

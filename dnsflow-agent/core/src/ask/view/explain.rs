@@ -20,6 +20,7 @@ use super::{
     destination_text,
     enforced::{AddressFlows, Extent, RuleFlows},
     pod_of,
+    services::Frontend,
     told_names::{ToldNames, covers},
     transport_text,
 };
@@ -171,6 +172,8 @@ pub struct Beside {
     pub pending: Vec<PendingQuery>,
     /// By address, OVN's address sets that have it: the numbers in their names. `None` if OVN was not asked.
     pub sets: Option<BTreeMap<IpAddr, BTreeSet<u64>>>,
+    /// The frontends of the Services at these addresses. `None` if OVN was not asked, or did not answer.
+    pub frontends: Option<Vec<Frontend>>,
 }
 
 /// The decision over one address.
@@ -226,6 +229,8 @@ pub(super) struct Asked<'a> {
     pub(super) unanswered: Option<&'a Unanswered>,
     /// A DNS server that is not trusted, and that the pod asks.
     pub(super) untrusted: Option<Resolver>,
+    /// Whether the address is that of a Service without the port: no load balancer takes the connection.
+    pub(super) is_not_taken: bool,
 }
 
 /// A query for a name that no answer has followed.
@@ -473,6 +478,18 @@ pub(super) struct Decision<'a> {
     steps: Vec<Step>,
 }
 
+impl Decision<'_> {
+    /// One for which no rule was asked.
+    pub(super) fn without_rules(ruling: Ruling) -> Self {
+        Self {
+            ruling,
+            firewall: None,
+            remedy: None,
+            steps: Vec::new(),
+        }
+    }
+}
+
 /// A verdict with its reason.
 pub(super) struct Ruling {
     pub(super) verdict: Verdict,
@@ -484,7 +501,7 @@ pub(super) struct Ruling {
 }
 
 impl Ruling {
-    fn without_rule(verdict: Verdict, reason: Reason, text: String) -> Self {
+    pub(super) fn without_rule(verdict: Verdict, reason: Reason, text: String) -> Self {
         Self {
             verdict,
             reason,
@@ -566,6 +583,7 @@ impl View<'_> {
                 sets: address.map_or(Sets::Unknown, sets),
                 unanswered: unanswered[usize::from(is_ipv6)].as_ref(),
                 untrusted,
+                is_not_taken: false,
             };
             let heard = heard.iter().map(|one| HeardName {
                 name: one.heard.name.to_string(),
@@ -574,7 +592,7 @@ impl View<'_> {
             });
             ExplainedAddress {
                 heard: heard.collect(),
-                ..self.address(id, port, asked, now)
+                ..self.address(id, port, asked, (beside, now))
             }
         });
         let mut addresses: Vec<ExplainedAddress> = each.collect();
@@ -683,21 +701,20 @@ impl View<'_> {
         id: PortId,
         port: &Port,
         asked: Asked<'_>,
-        now: Timestamp,
+        (beside, now): (&Beside, Timestamp),
     ) -> ExplainedAddress {
         let address = asked.address;
+        let mut decision = self.decide(id, port, asked);
+        if decision.ruling.reason == Reason::InCluster {
+            let by_backends = self.decide_by_backends((id, port), asked, beside);
+            decision = by_backends.unwrap_or(decision);
+        }
         let Decision {
             mut ruling,
             firewall,
             remedy,
             steps,
-        } = self.decide(id, port, asked);
-        if ruling.reason == Reason::InCluster
-            && let Some(backend) = address.and_then(|address| self.leads_out(port, address))
-        {
-            let text = format!("the Service leads to {backend}, where the rules hold");
-            ruling = Ruling::without_rule(Verdict::NotKnown, Reason::LeadsOut, text);
-        }
+        } = decision;
         let is_by_rules = !steps.is_empty();
         if is_by_rules && self.sources.are_read() && !self.switch.is_compared() {
             ruling.verdict = Verdict::NotKnown;
@@ -738,14 +755,7 @@ impl View<'_> {
         let namespace = self.policy.namespace_of_names(row);
         let firewall = match self.firewall_over(port, asked) {
             Ok(firewall) => firewall,
-            Err(ruling) => {
-                return Decision {
-                    ruling,
-                    firewall: None,
-                    remedy: None,
-                    steps: Vec::new(),
-                };
-            }
+            Err(ruling) => return Decision::without_rules(ruling),
         };
         let flows = address.and_then(|address| self.address_flows((id, port), address));
         let entry = address.and_then(|address| self.cache.entry(id, address));
@@ -809,6 +819,7 @@ impl View<'_> {
             namespace.and_then(|namespace| self.policy.enforced(namespace))
         {
             if let Some(address) = asked.address
+                && !asked.is_not_taken
                 && self.refused.is_inside(address, row, namespace)
             {
                 let text =
@@ -831,15 +842,6 @@ impl View<'_> {
             (Verdict::Allowed, Reason::NoFirewall, text)
         };
         Err(Ruling::without_rule(verdict, reason, text.to_owned()))
-    }
-
-    /// A backend outside the pods' networks of the Services at an address.
-    fn leads_out(&self, port: &Port, address: IpAddr) -> Option<IpAddr> {
-        let row = &port.row;
-        let namespace = self.policy.namespace_of_names(row);
-        let backends = self.policy.backends_behind(address);
-        let outside = backends.filter(|backend| !self.refused.is_inside(*backend, row, namespace));
-        outside.min()
     }
 
     /// Goes through the rules in their order.

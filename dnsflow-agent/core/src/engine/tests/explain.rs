@@ -1,5 +1,7 @@
 //! Why is this pod blocked? The situations in which people ask, one each.
 
+use std::net::SocketAddr;
+
 use dnsflow_common::question::question_hash;
 use ipnet::IpNet;
 
@@ -8,7 +10,8 @@ use crate::{
     ask::{
         attempts::{AskedServer, Heard, HeardAt},
         view::{
-            Beside, ExplainedAddress, Explanation, Judged, Reason, StepOutcome, Target, Verdict,
+            Backend, Beside, ExplainedAddress, Explanation, Frontend, Judged, Reason, StepOutcome,
+            Target, Verdict,
         },
     },
     ovn::{
@@ -1029,6 +1032,116 @@ fn destinations_in_pod_and_cluster_pass() {
             "{target}"
         );
         assert!(found == Verdict::Blocked || explained.remedy.is_none());
+    }
+}
+
+/// A node with a Service that leads to these endpoints, and OVN's account of it.
+fn with_service(rules: &[Rule], backends: &[&str]) -> (Node, Beside) {
+    let mut node = node(rules);
+    let network = "10.244.0.0/16".parse().expect("a network");
+    let pods = LogicalSwitch {
+        networks: vec![network],
+        ..LogicalSwitch::default()
+    };
+    let frontend = [10, 96, 0, 80].into();
+    let backends: Vec<Backend> = backends
+        .iter()
+        .map(|text| {
+            let endpoint: SocketAddr = text.parse().expect("an endpoint");
+            Backend {
+                address: endpoint.ip(),
+                port: Some(endpoint.port()),
+            }
+        })
+        .collect();
+    let balancer = LoadBalancer {
+        service: "ns1/web".to_owned(),
+        network: None,
+        addresses: [frontend].into(),
+        backends: backends.iter().map(|one| one.address).collect(),
+    };
+    node.give(Input::Nb(NbUpdate {
+        switches: vec![(RowId::new(0x5175), Some(pods))],
+        load_balancers: vec![(RowId::new(0x1b1), Some(balancer))],
+        ..NbUpdate::default()
+    }));
+    let addresses = backends.iter().map(|one| one.address);
+    let sets = addresses.map(|address| (address, BTreeSet::new()));
+    let beside = Beside {
+        sets: Some(sets.collect()),
+        frontends: Some(vec![Frontend {
+            service: "ns1/web".to_owned(),
+            network: None,
+            address: frontend,
+            protocol: Protocol::Tcp,
+            port: Some(80),
+            backends: Some(backends),
+        }]),
+        ..Beside::default()
+    };
+    (node, beside)
+}
+
+fn decision(
+    node: &Node,
+    target: &str,
+    beside: &Beside,
+) -> (Verdict, Reason, Option<u32>, Option<String>) {
+    let target = target.parse().expect("a target");
+    let explained = address(explain_with(node, "p1", target, beside));
+    let remedy = explained.remedy;
+    (explained.verdict, explained.reason, explained.rule, remedy)
+}
+
+/// OVN looks at ACLs behind its load balancers.
+#[test]
+fn a_connection_to_a_service_is_judged_by_its_endpoints() {
+    let outside = || cidr(RuleAction::Allow, "203.0.113.0/30");
+    let on_8443 = Rule {
+        ports: vec![Transport {
+            protocol: Protocol::Tcp,
+            port: Some(8443),
+        }],
+        ..cidr(RuleAction::Allow, "203.0.113.4/32")
+    };
+    let rules = [outside(), on_8443, allow("example.com"), deny_all()];
+    let allowed = |rule| (Verdict::Allowed, Reason::AllowedByNetwork, Some(rule));
+    let leads_out = |verdict| (verdict, Reason::LeadsOut, None);
+    let many: Vec<String> = (0..17).map(|last| format!("203.0.113.{last}:80")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    for (backends, found) in [
+        (&["203.0.113.1:8080"][..], allowed(0)),
+        (&["203.0.113.1:8080", "203.0.113.2:8080"], allowed(0)),
+        (&["10.244.1.7:8080", "203.0.113.1:8080"], allowed(0)),
+        (&["203.0.113.4:8443"], allowed(1)),
+        (
+            &["198.51.100.9:8443", "198.51.100.8:443"],
+            (Verdict::NotYet, Reason::NotResolved, Some(3)),
+        ),
+        (
+            &["203.0.113.1:80", "203.0.113.4:80"],
+            leads_out(Verdict::Depends),
+        ),
+        (&many, leads_out(Verdict::NotKnown)),
+        (&[], (Verdict::Allowed, Reason::InCluster, None)),
+    ] {
+        let (node, beside) = with_service(&rules, backends);
+        let (verdict, reason, rule, _) = decision(&node, "10.96.0.80:80", &beside);
+        assert_eq!((verdict, reason, rule), found, "{backends:?}");
+    }
+}
+
+/// No load balancer takes such a connection, and no rule leaves the networks of Services out.
+#[test]
+fn a_port_that_a_service_does_not_have_is_judged_by_the_rules() {
+    let (node, beside) = with_service(&[deny_all()], &["10.244.1.7:8080"]);
+    let in_cluster = (Verdict::Allowed, Reason::InCluster, None, None);
+    assert_eq!(decision(&node, "10.96.0.80:80", &beside), in_cluster);
+    assert_eq!(decision(&node, "10.96.0.80", &beside), in_cluster);
+    for target in ["10.96.0.80:81", "10.96.0.80:80/udp"] {
+        let remedy = Some("connect to a port of the Service: tcp/80".to_owned());
+        let denied = (Verdict::Blocked, Reason::DeniedByRule, Some(0), remedy);
+        assert_eq!(decision(&node, target, &beside), denied, "{target}");
     }
 }
 

@@ -1,0 +1,260 @@
+//! The decision over a connection to a Service: the EgressFirewall holds behind the load balancer, so that the backends
+//! decide.
+
+use std::{collections::BTreeSet, fmt::Write, net::IpAddr};
+
+use super::{
+    View,
+    explain::{Asked, Beside, Decision, Ruling, Sets},
+    transport_text,
+};
+use crate::{
+    pods::ports::Port,
+    values::{
+        flow::{Protocol, Transport},
+        ids::PortId,
+        verdict::{Reason, Verdict},
+    },
+};
+
+/// The rules are asked about at most this many backends: it is done by the thread that opens addresses.
+const BACKENDS_MAX: usize = 16;
+
+/// At most this many ports of a Service are named.
+const PORTS_SHOWN: usize = 4;
+
+/// An address and a port of a Service, with the endpoints to which OVN leads its connections.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Frontend {
+    /// Namespace and name of the Service.
+    pub service: String,
+    /// The user-defined network on which it is; none on the default one.
+    pub network: Option<String>,
+    /// The address.
+    pub address: IpAddr,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The port; none for all ports.
+    pub port: Option<u16>,
+    /// The endpoints; none where they are not the same on each node.
+    pub backends: Option<Vec<Backend>>,
+}
+
+/// An endpoint of a Service.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Backend {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port; none for that of the connection.
+    pub port: Option<u16>,
+}
+
+impl Frontend {
+    /// Whether it takes connections of this kind, or some of them.
+    fn takes(&self, transport: Option<Transport>) -> bool {
+        let Some(Transport { protocol, port }) = transport else {
+            return true;
+        };
+        // A load balancer without ports takes every protocol (ovn-nb(5), `vips`).
+        match self.port {
+            None => true,
+            Some(own) => self.protocol == protocol && port.is_none_or(|port| port == own),
+        }
+    }
+
+    fn port_text(&self) -> Option<String> {
+        Some(transport_text(Transport {
+            protocol: self.protocol,
+            port: Some(self.port?),
+        }))
+    }
+
+    /// A connection that it has led to a backend.
+    fn led_to(&self, backend: Backend, transport: Option<Transport>) -> Option<Transport> {
+        let protocol = match (self.port, transport) {
+            (None, transport) => transport?.protocol,
+            (Some(_), _) => self.protocol,
+        };
+        let asked = transport.and_then(|transport| transport.port);
+        Some(Transport {
+            protocol,
+            port: backend.port.or(self.port).or(asked),
+        })
+    }
+}
+
+impl View<'_> {
+    /// The Services, by namespace and name, that have one of these addresses.
+    pub fn services_at(&self, addresses: &[IpAddr]) -> BTreeSet<String> {
+        let addresses = addresses.iter();
+        addresses
+            .flat_map(|address| self.policy.services_at(*address))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// The decision over a connection whose address is in the cluster, if it is that of a Service. `None` where no
+    /// rule holds for it.
+    pub(super) fn decide_by_backends(
+        &self,
+        (id, port): (PortId, &Port),
+        asked: Asked<'_>,
+        beside: &Beside,
+    ) -> Option<Decision<'_>> {
+        let address = asked.address?;
+        let Some(frontends) = &beside.frontends else {
+            let backend = self.leads_out(port, address)?;
+            let text = format!(
+                "the Service leads to {backend}, where the rules hold; OVN, which knows its ports, does not answer"
+            );
+            return Some(not_known(text));
+        };
+        let here = frontends
+            .iter()
+            .filter(|one| one.address == address && one.network == port.row.network);
+        let here: Vec<&Frontend> = here.collect();
+        let service = &here.first()?.service;
+        let taken = here.iter().filter(|one| one.takes(asked.transport));
+        let taken: Vec<&Frontend> = taken.copied().collect();
+        if taken.is_empty() {
+            let is_not_taken = Asked {
+                is_not_taken: true,
+                ..asked
+            };
+            let mut decision = self.decide(id, port, is_not_taken);
+            let asked = asked.transport.map(transport_text).unwrap_or_default();
+            let text = &mut decision.ruling.text;
+            *text = format!(
+                "the Service {service} has no port {asked}, and the rules hold for its address: {text}"
+            );
+            let ports: BTreeSet<String> = here.iter().filter_map(|one| one.port_text()).collect();
+            let ports: Vec<String> = ports.into_iter().take(PORTS_SHOWN).collect();
+            let remedy = format!("connect to a port of the Service: {}", ports.join(", "));
+            decision.remedy = (!ports.is_empty()).then_some(remedy);
+            return Some(decision);
+        }
+        let mut led: BTreeSet<(Backend, Option<Transport>)> = BTreeSet::new();
+        for frontend in taken {
+            let Some(backends) = &frontend.backends else {
+                let text = format!("each node leads to other backends of the Service {service}");
+                return Some(not_known(text));
+            };
+            led.extend(backends.iter().map(|backend| {
+                let transport = frontend.led_to(*backend, asked.transport);
+                (*backend, transport)
+            }));
+        }
+        self.decide_by_each((id, port), (service, &led), beside)
+    }
+
+    /// The decision over connections that OVN leads to one of these endpoints.
+    fn decide_by_each(
+        &self,
+        (id, port): (PortId, &Port),
+        (service, led): (&str, &BTreeSet<(Backend, Option<Transport>)>),
+        beside: &Beside,
+    ) -> Option<Decision<'_>> {
+        let namespace = self.policy.namespace_of_names(&port.row);
+        let is_outside = |address| !self.refused.is_inside(address, &port.row, namespace);
+        let outside = led
+            .iter()
+            .filter(|(backend, _)| is_outside(backend.address));
+        let outside: Vec<_> = outside.collect();
+        if outside.is_empty() {
+            return None;
+        }
+        if outside.len() > BACKENDS_MAX {
+            let text = format!(
+                "the Service {service} leads to {} endpoints out of the pods' networks, where the rules hold",
+                outside.len()
+            );
+            return Some(not_known(text));
+        }
+        let sets = beside.sets.as_ref();
+        let decided = outside.iter().map(|(backend, transport)| {
+            let decision = self.decide(
+                id,
+                port,
+                Asked {
+                    address: Some(backend.address),
+                    transport: *transport,
+                    sets: sets
+                        .and_then(|sets| sets.get(&backend.address))
+                        .map_or(Sets::Unknown, Sets::Known),
+                    ..Asked::default()
+                },
+            );
+            (*backend, *transport, decision)
+        });
+        let decided: Vec<_> = decided.collect();
+        let is_partly_inside = outside.len() < led.len();
+        let verdicts = decided.iter().map(|(.., decision)| decision.ruling.verdict);
+        let verdicts = verdicts.chain(is_partly_inside.then_some(Verdict::Allowed));
+        // OVN chooses one of them.
+        let verdict = verdicts.reduce(|one, other| match (one, other) {
+            (one, other) if one == other => one,
+            (Verdict::NotKnown, _) | (_, Verdict::NotKnown) => Verdict::NotKnown,
+            _ => Verdict::Depends,
+        });
+        let verdict = verdict.unwrap_or(Verdict::NotKnown);
+        let mut each = String::new();
+        for (backend, transport, decision) in &decided {
+            let separator = if each.is_empty() { "" } else { ", " };
+            let endpoint = endpoint(*backend, *transport);
+            let verdict = word(decision.ruling.verdict);
+            let _ = write!(each, "{separator}{endpoint} ({verdict})");
+        }
+        let deciding = decided
+            .into_iter()
+            .find(|(.., decision)| decision.ruling.verdict == verdict);
+        let Some((backend, transport, mut decision)) = deciding else {
+            let inside = if is_partly_inside {
+                ", and to pods"
+            } else {
+                ""
+            };
+            let text = format!("the Service {service} leads to {each}{inside}");
+            let ruling = Ruling::without_rule(verdict, Reason::LeadsOut, text);
+            return Some(Decision::without_rules(ruling));
+        };
+        let text = &mut decision.ruling.text;
+        let endpoint = endpoint(backend, transport);
+        *text = format!("the Service {service} leads to {endpoint}, where the rules hold: {text}");
+        Some(decision)
+    }
+
+    /// A backend outside the pods' networks of the Services at an address.
+    fn leads_out(&self, port: &Port, address: IpAddr) -> Option<IpAddr> {
+        let row = &port.row;
+        let namespace = self.policy.namespace_of_names(row);
+        let backends = self.policy.backends_behind(address);
+        let outside = backends.filter(|backend| !self.refused.is_inside(*backend, row, namespace));
+        outside.min()
+    }
+}
+
+fn not_known(text: String) -> Decision<'static> {
+    Decision::without_rules(Ruling::without_rule(
+        Verdict::NotKnown,
+        Reason::LeadsOut,
+        text,
+    ))
+}
+
+/// `203.0.113.7 tcp/443`.
+fn endpoint(backend: Backend, transport: Option<Transport>) -> String {
+    match transport {
+        Some(transport) => format!("{} {}", backend.address, transport_text(transport)),
+        None => backend.address.to_string(),
+    }
+}
+
+fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Allowed => "allowed",
+        Verdict::Blocked => "blocked",
+        Verdict::NotYet => "not yet",
+        Verdict::Depends => "depends",
+        Verdict::NotKnown => "not known",
+    }
+}
