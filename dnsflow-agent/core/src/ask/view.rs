@@ -7,7 +7,7 @@ mod attempt;
 mod enforced;
 mod explain;
 mod services;
-mod told_names;
+pub(crate) mod told_names;
 
 use std::{
     collections::BTreeSet,

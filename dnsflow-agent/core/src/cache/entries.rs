@@ -25,12 +25,12 @@ use crate::{
         snapshot::SavedEntry,
     },
     installed::{Flows, GroupsVersion, Installed, Place},
-    policy::plan::Room,
+    policy::{plan::Room, rules::NamePattern},
     tools::table::IndexMap,
     values::{
         flow::Traffic,
         limits::{FLOWS_OF_RULE, MARK_SLACK},
-        name::{DomainName, FromEnd},
+        name::{DnsName, DomainName, FromEnd},
     },
 };
 
@@ -52,6 +52,9 @@ pub(crate) struct Entries {
     /// Whether a look has found that all entries are denied, and no entry has changed since that is not.
     all_are_denied: bool,
 }
+
+/// Names that are looked at for one that a rule covers. Few pods know more names below a rule.
+const COVERED_LOOKED_AT_MAX: usize = 64;
 
 /// The addresses of a name: mostly one.
 type Addresses = SmallVec<[IpAddr; 1]>;
@@ -148,6 +151,22 @@ impl Entries {
         let names = self.by_name.range(FromEnd(name.clone())..);
         let below = names.take_while(|(other, _)| other.may_be_below(name));
         below.flat_map(|(_, addresses)| addresses.iter().copied())
+    }
+
+    /// One of the address's names that a rule covers. Few names below the rule's are looked at.
+    pub(crate) fn covered(
+        &self,
+        address: IpAddr,
+        rule: &DnsName,
+        pattern: NamePattern,
+    ) -> Option<&DomainName> {
+        let names = self.by_name.range(FromEnd(rule.name().clone())..);
+        let below = names.take_while(|(other, _)| other.may_be_below(rule.name()));
+        let mut few = below.take(COVERED_LOOKED_AT_MAX);
+        let covered = few.find(|(FromEnd(name), addresses)| {
+            addresses.contains(&address) && pattern.covers_name(rule, name)
+        });
+        covered.map(|(FromEnd(name), _)| name)
     }
 
     /// The addresses of which a name was remembered over the budget, without a plan since.

@@ -67,6 +67,12 @@ impl NamePattern {
             Self::OneLabel => extra == 1,
         }
     }
+
+    /// Whether a rule of this name and pattern matches a name.
+    pub(crate) fn covers_name(self, rule: &DnsName, name: &DomainName) -> bool {
+        let mut suffixes = name.suffixes().enumerate();
+        suffixes.any(|(extra, suffix)| suffix == rule.name().wire() && self.covers(extra))
+    }
 }
 
 /// A rule that OVN enforces for the ports of one port group.

@@ -1,7 +1,7 @@
 //! How a rule by name is enforced for an address: by the flows that the agent has installed, whatever the rules say.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     net::IpAddr,
 };
 
@@ -10,7 +10,7 @@ use crate::{
     cache::Entry,
     installed::{Flows, Presence},
     pods::ports::Port,
-    policy::rules::ActiveRule,
+    policy::rules::{ActiveRule, RuleSet},
     values::{
         firewall::RuleAction,
         flow::{FlowTemplate, Target, Transport},
@@ -112,6 +112,22 @@ impl AddressFlows<'_> {
     pub(super) fn limit(&self) -> Option<Limit> {
         let cut = self.entry.cut.map(|room| room.limit());
         cut.or(self.is_unplanned.then_some(Limit::FlowChanges))
+    }
+
+    /// The rules that they may be of, of those for this traffic.
+    pub(super) fn rules<'r>(
+        &self,
+        sets: &[&'r RuleSet],
+        asked: Option<Transport>,
+    ) -> impl Iterator<Item = &'r ActiveRule> {
+        let flows = self.flows.iter();
+        let flows = flows.filter(|(flow, _)| is_for(flow.transport, asked));
+        let priorities: HashSet<u16> = flows.map(|(flow, _)| flow.priority).collect();
+        let rules = sets.iter().flat_map(|set| set.rules());
+        rules.map(|rule| &**rule).filter(move |rule| {
+            let mut templates = rule.templates.iter();
+            templates.any(|template| priorities.contains(&template.priority))
+        })
     }
 
     /// Whether one of them closes all ports, although its rule may be for some.

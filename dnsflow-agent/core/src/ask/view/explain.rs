@@ -21,7 +21,7 @@ use super::{
     enforced::{AddressFlows, Extent, RuleFlows},
     pod_of,
     services::Frontend,
-    told_names::{ToldNames, covers},
+    told_names::ToldNames,
     transport_text,
 };
 use crate::{
@@ -40,7 +40,7 @@ use crate::{
         firewall::{Destination, Firewall, Rule, RuleAction},
         flow::{Protocol, Transport},
         ids::PortId,
-        limits::Limit,
+        limits::{Limit, NAMES_PER_ADDRESS_MAX},
         name::{DnsName, DomainName},
         resolver::Resolver,
         verdict::{Reason, Verdict},
@@ -759,20 +759,39 @@ impl View<'_> {
         };
         let flows = address.and_then(|address| self.address_flows((id, port), address));
         let entry = address.and_then(|address| self.cache.entry(id, address));
-        let told = entry.into_iter().flat_map(|entry| entry.names.keys());
-        let mut names: Vec<&DomainName> = told.collect();
+        let is_told = |name| entry.is_some_and(|entry| entry.names.until(name).is_some());
         // The answer for it has led here, or will say where it leads.
-        let unknown = name.filter(|name| asked.is_by_name && !names.contains(name));
-        names.extend(unknown);
+        let unknown = name.filter(|name| asked.is_by_name && !is_told(name));
+        let sets = self.policy.sets(row);
+        let mut names: Vec<&DomainName> = Vec::new();
+        let names = match (address.zip(entry), &flows) {
+            (Some((address, entry)), Some(flows)) if entry.names.len() > NAMES_PER_ADDRESS_MAX => {
+                let allowed = entry.names.iter().filter(|(_, term)| !term.is_denied);
+                names.extend(allowed.map(|(name, _)| name));
+                names.extend(name.filter(|_| asked.is_by_name));
+                let entries = &self.cache.port(id).entries;
+                let rules = flows.rules(&sets, asked.transport);
+                let covered = rules.filter_map(|rule| {
+                    let name = entries.covered(address, &rule.name, rule.pattern)?;
+                    Some((&rule.name, name))
+                });
+                ToldNames::with_covered(names, covered)
+            }
+            _ => {
+                names.extend(entry.into_iter().flat_map(|entry| entry.names.keys()));
+                names.extend(unknown);
+                ToldNames::new(names)
+            }
+        };
         let destined = Destined {
             view: self,
             id,
             port,
             asked,
-            sets: self.policy.sets(row),
+            sets,
             enforced: RefCell::default(),
             flows,
-            names: ToldNames::new(names),
+            names,
             unknown,
             untold: OnceCell::new(),
             refusal: OnceCell::new(),
@@ -1758,14 +1777,14 @@ fn near_misses(firewall: &Firewall, subdomains: bool, name: &DomainName) -> Vec<
     let pattern = |of_rule| NamePattern::of(of_rule, firewall, subdomains);
     if by_name
         .iter()
-        .any(|(_, of_rule)| covers(of_rule, pattern(of_rule), name))
+        .any(|(_, of_rule)| pattern(of_rule).covers_name(of_rule, name))
     {
         return Vec::new();
     }
     let text = name.to_string();
     let misses = by_name.into_iter().filter_map(|(index, of_rule)| {
         let written = of_rule.written();
-        if covers(of_rule, NamePattern::Subdomains, name) {
+        if NamePattern::Subdomains.covers_name(of_rule, name) {
             let what = match pattern(of_rule) {
                 NamePattern::OneLabel => "covers names with exactly one more label",
                 NamePattern::Exact | NamePattern::Subdomains => {

@@ -1,7 +1,8 @@
 //! The names that lead to an address, as rules by name look for them.
 //!
 //! A pod is asked about with each of its attempts to connect. An EgressFirewall may have thousands of rules, an address
-//! dozens of names, and a name more than a hundred labels. So no rule goes through the names.
+//! dozens of names, and a name more than a hundred labels. So no rule goes through the names. An address may have
+//! thousands of denied names: then only those count that decide.
 
 use std::{cell::OnceCell, collections::HashMap};
 
@@ -26,6 +27,25 @@ impl<'a> ToldNames<'a> {
             names,
             by_suffix: OnceCell::new(),
         }
+    }
+
+    /// The same, with further names: each is one that a rule of this name covers, and is found by that rule alone.
+    pub(super) fn with_covered(
+        names: Vec<&'a DomainName>,
+        covered: impl Iterator<Item = (&'a DnsName, &'a DomainName)>,
+    ) -> Self {
+        let mut all = Self::new(names);
+        let mut by_suffix = by_suffix(&all.names);
+        for (rule, name) in covered {
+            let rule = rule.name().wire();
+            if let Some(extra) = name.suffixes().position(|suffix| suffix == rule) {
+                let in_front = by_suffix.entry(rule).or_default();
+                in_front[extra.min(2)].get_or_insert(all.names.len());
+                all.names.push(name);
+            }
+        }
+        all.by_suffix = by_suffix.into();
+        all
     }
 
     /// The first one.
@@ -53,21 +73,23 @@ impl<'a> ToldNames<'a> {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// How many suffixes of names were noted.
+    pub(crate) static WORK: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 fn by_suffix<'a>(names: &[&'a DomainName]) -> BySuffix<'a> {
     let mut by_suffix = BySuffix::new();
     for (place, name) in names.iter().enumerate() {
         for (extra, suffix) in name.suffixes().enumerate() {
+            #[cfg(test)]
+            WORK.set(WORK.get() + 1);
             let in_front = by_suffix.entry(suffix).or_default();
             in_front[extra.min(2)].get_or_insert(place);
         }
     }
     by_suffix
-}
-
-/// Whether a rule's name covers a name.
-pub(super) fn covers(rule: &DnsName, pattern: NamePattern, name: &DomainName) -> bool {
-    let mut suffixes = name.suffixes().enumerate();
-    suffixes.any(|(extra, suffix)| suffix == rule.name().wire() && pattern.covers(extra))
 }
 
 #[cfg(test)]
@@ -103,7 +125,7 @@ mod tests {
         ] {
             let rule: DnsName = rule.parse().expect("a name");
             for pattern in PATTERNS {
-                let one_by_one = names.iter().find(|name| covers(&rule, pattern, name));
+                let one_by_one = names.iter().find(|name| pattern.covers_name(&rule, name));
                 let found = told.covered_by(&rule, pattern);
                 assert_eq!(found, one_by_one, "{rule:?}, {pattern:?}");
             }

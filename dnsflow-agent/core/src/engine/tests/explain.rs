@@ -1,6 +1,6 @@
 //! Why is this pod blocked? The situations in which people ask, one each.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, ops::Range};
 
 use dnsflow_common::question::question_hash;
 use ipnet::IpNet;
@@ -11,7 +11,7 @@ use crate::{
         attempts::{AskedServer, Heard, HeardAt},
         view::{
             Backend, Beside, ExplainedAddress, Explanation, Frontend, Judged, Reason, StepOutcome,
-            Target, Verdict,
+            Target, Verdict, told_names::WORK,
         },
     },
     ovn::{
@@ -1142,6 +1142,88 @@ fn a_port_that_a_service_does_not_have_is_judged_by_the_rules() {
         let remedy = Some("connect to a port of the Service: tcp/80".to_owned());
         let denied = (Verdict::Blocked, Reason::DeniedByRule, Some(0), remedy);
         assert_eq!(decision(&node, target, &beside), denied, "{target}");
+    }
+}
+
+/// Rules that deny a name each.
+fn denials(rules: Range<usize>, port: Option<u16>) -> impl Iterator<Item = Rule> {
+    let transport = port.map(|port| Transport {
+        protocol: Protocol::Tcp,
+        port: Some(port),
+    });
+    rules.map(move |index| Rule {
+        ports: transport.into_iter().collect(),
+        ..deny(&format!("d{index}.test"))
+    })
+}
+
+/// A node behind these rules, which OVN enforces. The pod was told so many long names below their names.
+fn told_denied_names(rules: &[Rule], told: usize) -> Node {
+    let rules: Vec<Rule> = rules.iter().cloned().chain([deny_all()]).collect();
+    let mut node = Node::with(&rules);
+    let indices = 0..u32::try_from(rules.len()).expect("few");
+    node.give(Input::Nb(NbUpdate {
+        acls: indices
+            .clone()
+            .map(|index| (acl_row(index), acl(index, &rules)))
+            .collect(),
+        ..NbUpdate::default()
+    }));
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: indices
+            .map(|index| (logical_flow_row(index), logical_flow(index, &rules)))
+            .collect(),
+        ..SbUpdate::default()
+    }));
+    node.pass(Duration::from_secs(1));
+    let in_front = "a.".repeat(110);
+    for index in 0..told {
+        let name = format!("{in_front}d{index}.test");
+        node.answer("p1", &name, &[ADDRESS], 3600);
+    }
+    node.pass(Duration::from_secs(30));
+    node
+}
+
+/// The rule over an attempt to connect, whether it is denied, and how many suffixes of names were noted for that.
+fn work_of_attempt(node: &Node) -> (Option<u32>, bool, usize) {
+    let before = WORK.get();
+    let judged = judged(node);
+    let work = WORK.get() - before;
+    match judged {
+        Judged::Denied(tried, _) => (tried.rule, true, work),
+        Judged::Allowed(tried) => (tried.rule, false, work),
+        Judged::NotJudged => panic!("it is not judged"),
+    }
+}
+
+/// An address keeps each denied name.
+#[test]
+fn an_attempt_costs_no_more_where_hundreds_of_denied_names_lead_to_the_address() {
+    let rules: Vec<Rule> = denials(0..400, None).collect();
+    let [few, many] = [60, 400].map(|told| work_of_attempt(&told_denied_names(&rules, told)));
+    assert_eq!((few.0, few.1), (Some(0), true));
+    assert_eq!((many.0, many.1), (few.0, few.1));
+    assert!(many.2 <= few.2, "{many:?} {few:?}");
+}
+
+#[test]
+fn of_hundreds_of_denied_names_those_count_that_are_denied_for_the_port() {
+    let rules = denials(0..100, Some(80)).chain(denials(100..400, Some(443)));
+    let rules: Vec<Rule> = rules.collect();
+    for told in [120, 400] {
+        let node = told_denied_names(&rules, told);
+        let (rule, is_denied, _) = work_of_attempt(&node);
+        assert_eq!((rule, is_denied), (Some(100), true), "{told} names");
+        for (target, rule) in [("203.0.113.1:80", 0), ("203.0.113.1:443", 100)] {
+            let explained = address(explain(&node, "p1", target));
+            let found = (explained.verdict, explained.rule);
+            assert_eq!(
+                found,
+                (Verdict::Blocked, Some(rule)),
+                "{target}, {told} names"
+            );
+        }
     }
 }
 
