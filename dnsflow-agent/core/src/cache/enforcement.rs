@@ -179,11 +179,7 @@ impl Cache {
     /// Notes the traffic of former flows of an address. It is forgotten when the address has flows, or once the kernel
     /// has taken a mark.
     pub(crate) fn note_former(&mut self, key: Key, former: impl IntoIterator<Item = Traffic>) {
-        let has_some = self.ports.enforce(key, |entry, _| {
-            entry.former = former.into_iter().collect();
-            !entry.former.is_empty()
-        });
-        if has_some {
+        if self.ports.enforce(key, |entry, _| entry.set_former(former)) {
             self.former.insert(key);
         }
     }
@@ -204,14 +200,8 @@ impl Cache {
     /// Forgets the former flows of addresses whose marks the kernel has been told of, and has not refused.
     pub(super) fn forget_former(&mut self) {
         let ports = &mut self.ports;
-        self.former.retain(|key| {
-            ports.enforce(*key, |entry, _| {
-                if entry.installed.is_marked() {
-                    entry.former = Box::default();
-                }
-                !entry.former.is_empty()
-            })
-        });
+        self.former
+            .retain(|key| ports.enforce(*key, |entry, _| entry.forget_former_behind_mark()));
     }
 
     /// Whether an address has not all flows of its rules because others have many, or would not have them now.

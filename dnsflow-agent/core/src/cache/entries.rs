@@ -6,13 +6,12 @@
 pub(super) mod names;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map},
     net::{IpAddr, Ipv6Addr},
     sync::Arc,
 };
 
 use ipnet::Ipv6Net;
-use smallvec::SmallVec;
 
 use crate::{
     Timestamp,
@@ -56,8 +55,21 @@ pub(crate) struct Entries {
 /// Names that are looked at for one that a rule covers. Few pods know more names below a rule.
 const COVERED_LOOKED_AT_MAX: usize = 64;
 
-/// The addresses of a name: mostly one.
-type Addresses = SmallVec<[IpAddr; 1]>;
+/// The addresses of a name, in the order in which they came.
+#[derive(Debug)]
+enum Addresses {
+    /// Mostly there is one.
+    One(IpAddr),
+    Several(Box<Several>),
+}
+
+/// In a box, so that the usual case is small.
+#[derive(Debug)]
+struct Several(Vec<IpAddr>);
+
+/// The traffic of former flows. In a box, so that the usual entry is small: it has none.
+#[derive(Debug)]
+struct Former(Box<[Traffic]>);
 
 /// How much all entries of a port have together.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -90,7 +102,7 @@ pub(crate) struct Entry {
     pub(crate) cut: Option<Room>,
     /// The traffic of former flows: of those that have gone because it is not known where to write them, or that a start
     /// has found. They count as flows, and come back, unless a mark replaces them.
-    pub(super) former: Box<[Traffic]>,
+    former: Option<Box<Former>>,
     /// The version of the groups ([`Groups::version`]) at its last plan, if a mark could be tried then.
     ///
     /// [`Groups::version`]: crate::installed::Groups::version
@@ -98,6 +110,9 @@ pub(crate) struct Entry {
     /// When the entry is looked at again, if ever.
     pub(super) look: Look,
 }
+
+// There is one for each address of each pod.
+const _: () = assert!(cfg!(test) || size_of::<Entry>() == 136);
 
 impl Entries {
     // What there is.
@@ -143,14 +158,14 @@ impl Entries {
     /// The addresses that have this name.
     pub(crate) fn of_name(&self, name: &DomainName) -> &[IpAddr] {
         let addresses = self.by_name.get(&FromEnd(name.clone()));
-        addresses.map_or(&[], |addresses| addresses.as_slice())
+        addresses.map_or(&[], Addresses::as_slice)
     }
 
     /// The addresses that have this name, or a name below it. There may be others among them.
     pub(crate) fn below<'a>(&'a self, name: &'a DomainName) -> impl Iterator<Item = IpAddr> + 'a {
         let names = self.by_name.range(FromEnd(name.clone())..);
         let below = names.take_while(|(other, _)| other.may_be_below(name));
-        below.flat_map(|(_, addresses)| addresses.iter().copied())
+        below.flat_map(|(_, addresses)| addresses.as_slice().iter().copied())
     }
 
     /// One of the address's names that a rule covers. Few names below the rule's are looked at.
@@ -164,7 +179,7 @@ impl Entries {
         let below = names.take_while(|(other, _)| other.may_be_below(rule.name()));
         let mut few = below.take(COVERED_LOOKED_AT_MAX);
         let covered = few.find(|(FromEnd(name), addresses)| {
-            addresses.contains(&address) && pattern.covers_name(rule, name)
+            addresses.as_slice().contains(&address) && pattern.covers_name(rule, name)
         });
         covered.map(|(FromEnd(name), _)| name)
     }
@@ -247,9 +262,15 @@ impl Entries {
         self.sizes.names += 1;
         self.sizes.denied_names += usize::from(term.is_denied);
         self.changed(address);
-        let addresses = self.by_name.entry(FromEnd(name.clone())).or_default();
-        addresses.push(address);
-        (is_new, addresses.len())
+        let addresses = match self.by_name.entry(FromEnd(name.clone())) {
+            btree_map::Entry::Vacant(place) => place.insert(Addresses::One(address)),
+            btree_map::Entry::Occupied(place) => {
+                let addresses = place.into_mut();
+                addresses.push(address);
+                addresses
+            }
+        };
+        (is_new, addresses.as_slice().len())
     }
 
     /// Changes the terms of an entry's names.
@@ -292,12 +313,10 @@ impl Entries {
             self.sizes.denied_names -= usize::from(term.is_denied);
         }
         self.changed(address);
-        let name = FromEnd(name.clone());
-        if let Some(addresses) = self.by_name.get_mut(&name) {
-            addresses.retain(|other| *other != address);
-            if addresses.is_empty() {
-                self.by_name.remove(&name);
-            }
+        if let btree_map::Entry::Occupied(mut addresses) = self.by_name.entry(FromEnd(name.clone()))
+            && addresses.get_mut().remove(address)
+        {
+            addresses.remove();
         }
     }
 
@@ -406,30 +425,77 @@ impl Entries {
     }
 }
 
+impl Addresses {
+    fn as_slice(&self) -> &[IpAddr] {
+        match self {
+            Self::One(address) => std::slice::from_ref(address),
+            Self::Several(several) => &several.0,
+        }
+    }
+
+    fn push(&mut self, address: IpAddr) {
+        match self {
+            Self::One(first) => {
+                *self = Self::Several(Box::new(Several(vec![*first, address])));
+            }
+            Self::Several(several) => several.0.push(address),
+        }
+    }
+
+    /// Takes an address out. Returns whether there is none any more.
+    fn remove(&mut self, address: IpAddr) -> bool {
+        match self {
+            Self::One(one) => *one == address,
+            Self::Several(several) => {
+                several.0.retain(|other| *other != address);
+                several.0.is_empty()
+            }
+        }
+    }
+}
+
 impl Entry {
     /// How many flows of its own the address should have, or will have again.
     pub(super) fn flow_count(&self) -> usize {
-        self.installed.len().max(self.former.len())
+        self.installed.len().max(self.former().len())
     }
 
     /// The same, or none if there is always room for them. Flows in which rules close all ports need no room.
     pub(super) fn flow_count_if_large(&self) -> usize {
         let mut own = self.installed.own().into_iter().flat_map(Flows::traffic);
-        let is_large = self.former.len() > FLOWS_OF_RULE || own.nth(FLOWS_OF_RULE).is_some();
+        let is_large = self.former().len() > FLOWS_OF_RULE || own.nth(FLOWS_OF_RULE).is_some();
         if is_large { self.flow_count() } else { 0 }
     }
 
     /// Their traffic ([`Flows::traffic`]).
     pub(super) fn traffic(&self) -> impl Iterator<Item = Traffic> {
         let own = self.installed.own().into_iter().flat_map(Flows::traffic);
-        own.chain(self.former.iter().copied())
+        own.chain(self.former().iter().copied())
     }
 
     /// Forgets the former flows, unless a mark is to replace them.
     pub(super) fn forget_former_without_mark(&mut self) {
         if self.installed.group().is_none() {
-            self.former = Box::default();
+            self.former = None;
         }
+    }
+
+    /// The traffic of its former flows.
+    fn former(&self) -> &[Traffic] {
+        self.former.as_ref().map_or(&[], |former| &former.0)
+    }
+
+    /// Sets the traffic of its former flows. Returns whether there is some.
+    pub(super) fn set_former(&mut self, former: impl IntoIterator<Item = Traffic>) -> bool {
+        let former: Box<[Traffic]> = former.into_iter().collect();
+        self.former = (!former.is_empty()).then(|| Box::new(Former(former)));
+        self.former.is_some()
+    }
+
+    /// Forgets the former flows if the kernel has taken a mark in their place. Returns whether there are some.
+    pub(super) fn forget_former_behind_mark(&mut self) -> bool {
+        self.former.take_if(|_| self.installed.is_marked());
+        self.former.is_some()
     }
 
     /// The end of the adopted flows.

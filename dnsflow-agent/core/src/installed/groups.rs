@@ -8,6 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     hash::{DefaultHasher, Hash as _, Hasher as _},
     net::IpAddr,
+    num::NonZeroU64,
 };
 
 use super::{
@@ -57,8 +58,10 @@ pub(crate) struct Groups {
     out_of_force: BTreeSet<GroupId>,
     /// The groups of each port.
     of_ports: BTreeMap<PortId, OfPort>,
-    /// The number of changes so far by which numbers have become free.
-    version: u64,
+    /// When numbers have last become free, by the number of the change.
+    numbers_changed: u64,
+    /// The number of changes so far by which an address could get a group that it could not get before.
+    changes: u64,
 }
 
 /// The groups of one port.
@@ -66,17 +69,14 @@ pub(crate) struct Groups {
 struct OfPort {
     /// How many there are.
     groups: usize,
-    /// The number of changes so far by which an address of the port could get one of them, or a further one.
-    version: u64,
+    /// When an address of the port could last get one of them, or a further one, that it could not get before, by the
+    /// number of the change.
+    changed: u64,
 }
 
 /// Another one when an address of a port may get a group that it could not get before.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct GroupsVersion {
-    of_port: u64,
-    /// Of the numbers, unless the port has all groups that it may have.
-    of_numbers: Option<u64>,
-}
+pub(crate) struct GroupsVersion(NonZeroU64);
 
 #[derive(Debug)]
 struct Group {
@@ -109,7 +109,8 @@ impl Groups {
             refused_until: None,
             out_of_force: BTreeSet::new(),
             of_ports: BTreeMap::new(),
-            version: 0,
+            numbers_changed: 0,
+            changes: 0,
         }
     }
 
@@ -187,10 +188,15 @@ impl Groups {
     pub(crate) fn version(&self, port: PortId) -> GroupsVersion {
         let of_port = self.of_ports.get(&port);
         let is_full = of_port.is_some_and(|of_port| of_port.groups >= GROUPS_PER_PORT_MAX);
-        GroupsVersion {
-            of_port: of_port.map_or(0, |of_port| of_port.version),
-            of_numbers: (!is_full).then_some(self.version),
-        }
+        let of_port = of_port.map_or(0, |of_port| of_port.changed);
+        let of_numbers = if is_full { 0 } else { self.numbers_changed };
+        GroupsVersion(NonZeroU64::MIN.saturating_add(of_port.max(of_numbers)))
+    }
+
+    /// The number of a change.
+    fn change(&mut self) -> u64 {
+        self.changes += 1;
+        self.changes
     }
 
     /// Whether packets of the port are marked, and a further address is tried.
@@ -216,11 +222,12 @@ impl Groups {
         // A port that comes again has the same plans, and another id.
         let former = std::mem::replace(&mut group.port, port);
         if former != port {
+            let change = self.change();
             self.of_ports.entry(former).or_default().groups -= 1;
             self.forget_without_groups(former);
             let of_port = self.of_ports.entry(port).or_default();
             of_port.groups += 1;
-            of_port.version += 1;
+            of_port.changed = change;
         }
         Some(id)
     }
@@ -271,9 +278,10 @@ impl Groups {
             waiting: BTreeSet::new(),
         };
         self.groups.insert(id, group);
+        let change = self.change();
         let of_port = self.of_ports.entry(port).or_default();
         of_port.groups += 1;
-        of_port.version += 1;
+        of_port.changed = change;
         Some(id)
     }
 
@@ -297,7 +305,9 @@ impl Groups {
     fn end_rests(&mut self, now: Timestamp) {
         let before = self.resting.len();
         self.resting.retain(|_, until| *until > now);
-        self.version += u64::from(self.resting.len() < before);
+        if self.resting.len() < before {
+            self.numbers_changed = self.change();
+        }
     }
 
     /// An address has this group no longer.
@@ -495,7 +505,8 @@ impl Groups {
             let target = Target::Group(id.mark(mask));
             if !group.in_force && is_there(target, &group.flows) {
                 group.in_force = true;
-                self.of_ports.entry(group.port).or_default().version += 1;
+                self.changes += 1;
+                self.of_ports.entry(group.port).or_default().changed = self.changes;
                 let waiting = std::mem::take(&mut group.waiting);
                 marked.extend(waiting.into_iter().map(|address| (group.port, address)));
             }
@@ -508,15 +519,18 @@ impl Groups {
     pub(crate) fn marks_read(&mut self, reading: Reading) {
         let is_news = self.read_at.replace(reading.since).is_none();
         if is_news {
-            self.version += 1;
+            let change = self.change();
+            self.numbers_changed = change;
             for of_port in self.of_ports.values_mut() {
-                of_port.version += 1;
+                of_port.changed = change;
             }
         }
         if !reading.is_first {
             let found = std::mem::take(&mut self.found_former);
             let former = std::mem::replace(&mut self.former, found);
-            self.version += u64::from(former != self.former);
+            if former != self.former {
+                self.numbers_changed = self.change();
+            }
         }
     }
 
@@ -543,9 +557,10 @@ impl Groups {
                 self.out_of_force.insert(id);
                 self.by_plan.remove(&group.plan);
                 self.resting.insert(id, now + GROUP_RESTS);
+                let change = self.change();
                 let of_port = self.of_ports.entry(group.port).or_default();
                 of_port.groups -= 1;
-                of_port.version += 1;
+                of_port.changed = change;
                 self.forget_without_groups(group.port);
             }
         }

@@ -6,7 +6,7 @@ impl Entries {
     pub(in crate::cache) fn check(&self) {
         let entries = || self.by_address.values();
         let names = || entries().flat_map(|entry| entry.names.iter());
-        let by_name: usize = self.by_name.values().map(Addresses::len).sum();
+        let by_name: usize = self.by_name.values().map(|all| all.as_slice().len()).sum();
         assert_eq!(by_name, names().count());
         let counted = Sizes {
             names: names().count(),
