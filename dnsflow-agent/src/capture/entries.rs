@@ -15,8 +15,9 @@ use aya::{
 };
 use dnsflow_common::key::{Entry, EntryKey};
 use dnsflow_core::{Timestamp, io::input::MarkFound};
+use zerocopy::{FromBytes, IntoBytes};
 
-use super::{CaptureError, absent, program::take_map};
+use super::{CaptureError, absent, bpf, program::take_map};
 
 type Key = [u8; size_of::<EntryKey>()];
 type Value = [u8; size_of::<Entry>()];
@@ -24,9 +25,7 @@ type Value = [u8; size_of::<Entry>()];
 /// How many entries are read at a time. An answer may have to wait for them.
 const READ_MAX: usize = 256;
 
-// Linux include/uapi/linux/bpf.h.
-const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
-/// The element must not be there.
+/// The element must not be there (Linux include/uapi/linux/bpf.h).
 const BPF_NOEXIST: u64 = 1;
 
 /// The map `ENTRIES`.
@@ -54,6 +53,7 @@ impl Reading {
 
 /// What `BPF_MAP_LOOKUP_BATCH` takes: `batch` in `union bpf_attr`.
 #[repr(C)]
+#[derive(FromBytes, IntoBytes)]
 struct LookUpBatch {
     in_batch: u64,
     out_batch: u64,
@@ -139,20 +139,10 @@ impl Entries {
             elem_flags: 0,
             flags: 0,
         };
-        // SAFETY: the kernel reads and writes the attributes, reads `reading.next`, and writes `behind` and
-        // READ_MAX keys and values at most, which are as long as the map was made with. It keeps none of the
-        // pointers.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_bpf,
-                BPF_MAP_LOOKUP_BATCH,
-                &raw mut attributes,
-                size_of::<LookUpBatch>(),
-            )
-        };
-        if result < 0 {
+        // SAFETY: the kernel reads `reading.next`, and writes `behind` and READ_MAX keys and values at most, which are
+        // as long as the map was made with. All are bytes or numbers.
+        if let Err(error) = unsafe { bpf::call(bpf::Command::MapLookupBatch, &mut attributes) } {
             reading.is_over = true;
-            let error = io::Error::last_os_error();
             // The end of the map. What came before it counts.
             if error.raw_os_error() != Some(libc::ENOENT) {
                 return Err(error);

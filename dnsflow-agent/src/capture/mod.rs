@@ -9,6 +9,7 @@
 mod aside;
 mod attacher;
 mod attachments;
+mod bpf;
 mod classes;
 mod counters;
 mod deferred;

@@ -8,15 +8,17 @@ use std::{
     ffi::CString,
     io,
     os::{
-        fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+        fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
         unix::ffi::OsStrExt as _,
     },
     path::Path,
 };
 
-// Linux include/uapi/linux/bpf.h.
-const BPF_OBJ_GET: libc::c_int = 7;
-const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::bpf::{self, Command};
+
+/// Linux include/uapi/linux/bpf.h.
 const BPF_LINK_TYPE_TCX: u32 = 11;
 
 /// More maps than a program of dnsflow uses.
@@ -42,6 +44,7 @@ pub(super) struct LoadedProgram {
 
 /// What `BPF_OBJ_GET` takes: `union bpf_attr`.
 #[repr(C)]
+#[derive(FromBytes, IntoBytes)]
 struct ObjGet {
     pathname: u64,
     bpf_fd: u32,
@@ -50,15 +53,27 @@ struct ObjGet {
 
 /// What `BPF_OBJ_GET_INFO_BY_FD` takes: `info` in `union bpf_attr`.
 #[repr(C)]
+#[derive(FromBytes, IntoBytes)]
 struct GetInfo {
     bpf_fd: u32,
     info_len: u32,
     info: u64,
 }
 
+impl GetInfo {
+    /// Asks for as much as `info` has room for. A kernel that knows less leaves the rest as it was.
+    fn new<T: FromBytes + IntoBytes>(object: &OwnedFd, info: &mut T) -> Self {
+        Self {
+            bpf_fd: object.as_raw_fd().cast_unsigned(),
+            info_len: size_of::<T>() as u32,
+            info: (&raw mut *info).expose_provenance() as u64,
+        }
+    }
+}
+
 /// The beginning of `struct bpf_link_info`, with `tcx` of its union.
 #[repr(C)]
-#[derive(Default)]
+#[derive(Default, FromBytes, IntoBytes)]
 struct LinkInfo {
     kind: u32,
     id: u32,
@@ -70,7 +85,7 @@ struct LinkInfo {
 
 /// The beginning of `struct bpf_prog_info`.
 #[repr(C)]
-#[derive(Default)]
+#[derive(Default, FromBytes, IntoBytes)]
 struct ProgInfo {
     kind: u32,
     id: u32,
@@ -93,8 +108,9 @@ struct ProgInfo {
 pub(super) fn tcx_link(path: &Path) -> io::Result<TcxLink> {
     let link = open(path)?;
     let mut info = LinkInfo::default();
-    // SAFETY: the kernel writes numbers, and there is a place for each.
-    unsafe { get_info(link.as_fd(), &mut info) }?;
+    let mut attributes = GetInfo::new(&link, &mut info);
+    // SAFETY: the kernel writes to `info` alone, as much as there is room for.
+    unsafe { bpf::call(Command::ObjGetInfoByFd, &mut attributes) }?;
     match info.kind {
         BPF_LINK_TYPE_TCX => Ok(TcxLink {
             ifindex: info.ifindex,
@@ -117,63 +133,22 @@ pub(super) fn program(path: &Path) -> io::Result<LoadedProgram> {
         map_ids: maps.as_mut_ptr().expose_provenance() as u64,
         ..ProgInfo::default()
     };
-    // SAFETY: beside numbers, the kernel writes as many ids of maps as there is room for. It is told of no other places.
-    unsafe { get_info(program.as_fd(), &mut info) }?;
-    let count = usize::try_from(info.nr_map_ids).unwrap_or(usize::MAX);
+    let mut attributes = GetInfo::new(&program, &mut info);
+    // SAFETY: the kernel writes to `info`, and to `maps`, as much as there is room for. All other addresses are zero.
+    unsafe { bpf::call(Command::ObjGetInfoByFd, &mut attributes) }?;
     Ok(LoadedProgram {
         id: info.id,
-        maps: maps.into_iter().take(count).collect(),
+        maps: maps.into_iter().take(info.nr_map_ids as usize).collect(),
     })
 }
 
 fn open(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let attributes = ObjGet {
+    let mut attributes = ObjGet {
         pathname: path.as_ptr().expose_provenance() as u64,
         bpf_fd: 0,
         file_flags: 0,
     };
-    // SAFETY: bpf(2) reads the attributes and the path, which ends with a NUL, and keeps nothing of them.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            BPF_OBJ_GET,
-            &raw const attributes,
-            size_of::<ObjGet>(),
-        )
-    };
-    let fd = libc::c_int::try_from(result).map_err(io::Error::other)?;
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Asks for as much as `info` has room for. A kernel that knows less leaves the rest as it was.
-///
-/// # Safety
-///
-/// `info` is the beginning of the kernel's structure for this object, and each pointer in it leads to as much memory as
-/// the length beside it says.
-unsafe fn get_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
-    let mut attributes = GetInfo {
-        bpf_fd: object.as_raw_fd().cast_unsigned(),
-        info_len: size_of::<T>() as u32,
-        info: (&raw mut *info).expose_provenance() as u64,
-    };
-    // SAFETY: bpf(2) reads the attributes, writes the length back, and else to `info` alone and to where it leads, as the caller
-    // says.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            BPF_OBJ_GET_INFO_BY_FD,
-            &raw mut attributes,
-            size_of::<GetInfo>(),
-        )
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    // SAFETY: the path ends with a NUL. The descriptor is new, and nobody else has it.
+    unsafe { bpf::call(Command::ObjGet, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }

@@ -462,10 +462,13 @@ pub fn remove_all(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// The number of a ring buffer, and its file.
+type Numbered = (u64, PathBuf);
+
 /// The ring buffers among these files, oldest first, with the programs that write to them, and the number of the next
 /// one. Those of another layout are removed, and of too many those behind the oldest.
 fn left(files: BTreeSet<PathBuf>) -> (Vec<(Left, Option<EarlierPrograms>)>, u64) {
-    let mut known: Vec<(u64, PathBuf)> = Vec::new();
+    let mut known: Vec<Numbered> = Vec::new();
     let mut others = Vec::new();
     for path in files {
         match number(&path) {
@@ -487,15 +490,17 @@ fn left(files: BTreeSet<PathBuf>) -> (Vec<(Left, Option<EarlierPrograms>)>, u64)
             remove(path);
         }
     }
-    known.sort();
-    let next = known.last().map_or(0, |(last, _)| last + 1);
-    let too_many = known.len().saturating_sub(LEFT_MAX);
-    let oldest = known.len().min(1);
-    for (_, path) in known.drain(oldest..oldest + too_many) {
+    let next = known
+        .iter()
+        .map(|(number, _)| number + 1)
+        .max()
+        .unwrap_or(0);
+    let (kept, too_many) = choose(known);
+    for (_, path) in too_many {
         warn!(path = %path.display(), "too many agents have left answers; ignoring those of one that ended early");
         remove_records(&path);
     }
-    let open = |(_, path): (u64, PathBuf)| {
+    let open = |(_, path): Numbered| {
         let records = MapData::from_pin(&path);
         let earlier = records.as_ref().ok().and_then(|records| {
             let part = |part: Part| part.of(&path);
@@ -511,7 +516,17 @@ fn left(files: BTreeSet<PathBuf>) -> (Vec<(Left, Option<EarlierPrograms>)>, u64)
             }
         }
     };
-    (known.into_iter().filter_map(open).collect(), next)
+    (kept.into_iter().filter_map(open).collect(), next)
+}
+
+/// The ring buffers that are read, oldest first, and those that are too many ([`LEFT_MAX`]).
+fn choose(mut known: Vec<Numbered>) -> (Vec<Numbered>, Vec<Numbered>) {
+    known.sort();
+    let too_many = match known.len().checked_sub(LEFT_MAX) {
+        Some(too_many) => known.drain(1..=too_many).collect(),
+        None => Vec::new(),
+    };
+    (known, too_many)
 }
 
 /// The name of the file of the ring buffer with this number.
@@ -576,6 +591,24 @@ mod tests {
             "maps-1-0",
         ] {
             assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn of_too_many_ring_buffers_the_oldest_and_the_newest_are_read() {
+        let files = |numbers: &[u64]| -> Vec<_> {
+            let file = |number: &u64| (*number, records_file(*number).into());
+            numbers.iter().map(file).collect()
+        };
+        let cases: [(&[u64], &[u64], &[u64]); 4] = [
+            (&[], &[], &[]),
+            (&[9, 10, 8, 7], &[7, 8, 9, 10], &[]),
+            (&[10, 11, 7, 8, 9], &[7, 9, 10, 11], &[8]),
+            (&[10, 100, 11, 7, 8, 9], &[7, 10, 11, 100], &[8, 9]),
+        ];
+        for (found, read, too_many) in cases {
+            let expected = (files(read), files(too_many));
+            assert_eq!(choose(files(found)), expected, "{found:?}");
         }
     }
 

@@ -5,13 +5,16 @@ use std::{
     os::fd::{AsRawFd as _, BorrowedFd},
 };
 
-// Linux include/uapi/linux/bpf.h.
-const BPF_LINK_CREATE: libc::c_int = 28;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::bpf::{self, Command};
+
+/// Linux include/uapi/linux/bpf.h.
 const BPF_TCX_EGRESS: u32 = 47;
 
-/// What `BPF_LINK_CREATE` takes: the beginning of `struct link_create` in `union bpf_attr`. The kernel
-/// takes what lies beyond for zero.
+/// What `BPF_LINK_CREATE` takes: the beginning of `struct link_create` in `union bpf_attr`.
 #[repr(C)]
+#[derive(FromBytes, IntoBytes)]
 struct LinkCreate {
     prog_fd: u32,
     target_ifindex: u32,
@@ -27,25 +30,16 @@ struct LinkCreate {
 ///
 /// Where the kernel answers something else, as where a filter of system calls (seccomp) forbids it.
 pub(super) fn is_there(program: BorrowedFd<'_>) -> io::Result<bool> {
-    let attributes = LinkCreate {
+    let mut attributes = LinkCreate {
         prog_fd: program.as_raw_fd().cast_unsigned(),
         target_ifindex: u32::MAX,
         attach_type: BPF_TCX_EGRESS,
         flags: 0,
     };
-    // SAFETY: bpf(2) reads as many bytes as it is told, and keeps nothing of them.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            BPF_LINK_CREATE,
-            &raw const attributes,
-            size_of::<LinkCreate>(),
-        )
-    };
-    if result >= 0 {
+    // SAFETY: there is no address in the attributes.
+    let Err(error) = (unsafe { bpf::call(Command::LinkCreate, &mut attributes) }) else {
         return Err(io::Error::other("an interface that cannot be there is"));
-    }
-    let error = io::Error::last_os_error();
+    };
     match error.raw_os_error() {
         Some(libc::ENODEV) => Ok(true),
         Some(libc::EINVAL) => Ok(false),
