@@ -145,7 +145,9 @@ impl Cache {
         let row = ports.get(id).map(|port| &port.row);
         let entries = row.map(|row| {
             let pod = row.iface_id_ver.as_deref();
-            port.entries.saved(&row.iface_id, pod, snapshot.at)
+            let is_late = self.earlier.is_late(id);
+            let whose = (&*row.iface_id, pod, is_late);
+            port.entries.saved(whose, snapshot.at)
         });
         Some(entries.unwrap_or_default())
     }

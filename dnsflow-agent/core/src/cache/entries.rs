@@ -167,8 +167,13 @@ impl Entries {
         denied.map(|(address, _)| address).collect()
     }
 
-    /// The names of every address, for a snapshot of this time.
-    pub(super) fn saved(&self, port: &str, pod: Option<&str>, at: Timestamp) -> Vec<SavedEntry> {
+    /// The names of every address, for a snapshot of this time, with the logical port, the pod's UID and
+    /// [`SavedEntry::is_late`].
+    pub(super) fn saved(
+        &self,
+        (port, pod, is_late): (&str, Option<&str>, bool),
+        at: Timestamp,
+    ) -> Vec<SavedEntry> {
         let port: Arc<str> = port.into();
         let pod: Option<Arc<str>> = pod.map(Into::into);
         let entries = self.iter().map(|(address, entry)| {
@@ -176,6 +181,7 @@ impl Entries {
             SavedEntry {
                 port: Arc::clone(&port),
                 pod: pod.clone(),
+                is_late,
                 address,
                 names: names.map(|(name, term)| term.saved(name, at)).collect(),
             }
