@@ -51,6 +51,8 @@ pub(crate) struct Entries {
     sizes: Sizes,
     /// Whether a look has found that all entries are denied, and no entry has changed since that is not.
     all_are_denied: bool,
+    /// The same for the entries with a name.
+    all_named_are_denied: bool,
 }
 
 /// The addresses of a name: mostly one.
@@ -189,14 +191,21 @@ impl Entries {
         entries.collect()
     }
 
-    /// Whether all entries are known to be denied.
-    pub(super) fn are_all_denied(&self) -> bool {
-        self.all_are_denied
+    /// Whether all entries, or all with a name, are known to be denied.
+    pub(super) fn are_all_denied(&self, with_names: bool) -> bool {
+        match with_names {
+            true => self.all_named_are_denied,
+            false => self.all_are_denied,
+        }
     }
 
     /// Looks whether all entries are denied.
     pub(super) fn look_for_undenied(&mut self) {
-        self.all_are_denied = self.by_address.values().all(|entry| entry.is_denied());
+        let mut undenied = self.by_address.values().filter(|entry| !entry.is_denied());
+        let first = undenied.next();
+        self.all_are_denied = first.is_none();
+        let mut undenied = first.into_iter().chain(undenied);
+        self.all_named_are_denied = undenied.all(|entry| entry.names.is_empty());
     }
 
     // What changes them.
@@ -213,10 +222,15 @@ impl Entries {
 
     /// An entry has changed: it may not be denied any more.
     fn changed(&mut self, address: IpAddr) {
-        self.all_are_denied = self.all_are_denied && {
-            let entry = self.get(address);
-            entry.is_none_or(|entry| entry.is_over() || entry.is_denied())
-        };
+        // If all are denied, so are all with a name.
+        if self.all_named_are_denied
+            && let Some(entry) = self.get(address)
+            && !entry.is_over()
+            && !entry.is_denied()
+        {
+            self.all_named_are_denied = entry.names.is_empty();
+            self.all_are_denied = false;
+        }
     }
 
     /// Adds a name to an address. Returns whether the address had none, and how many addresses the name has.

@@ -162,7 +162,7 @@ impl Cache {
                     candidates.next(entries, wanted, idle_grace, batch)
                 }
             };
-            (candidate, entries.are_all_denied())
+            (candidate, entries.are_all_denied(false))
         });
         match (candidate, limit) {
             (Some(address), limit) => Ok((address, limit)),
