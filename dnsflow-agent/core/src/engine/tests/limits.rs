@@ -601,3 +601,33 @@ fn a_pod_in_a_full_node_is_not_looked_at_for_each_address_of_an_answer() {
         node.engine.told.cache.check();
     }
 }
+
+/// A pod has all names that it may have, and addresses without a name out of use. An address that comes takes the place of
+/// one that has a name.
+#[test]
+fn addresses_without_a_name_leave_a_pod_no_room_for_more_names() {
+    let rules = [allow("example.com"), deny_all()];
+    for is_in_use in [false, true] {
+        let mut node = with_nameless(&rules, 64);
+        node.engine.told.cache.limits_mut().addresses_per_port_max = 128;
+        for name in ["a", "b", "c", "d"] {
+            let name = format!("{name}.example.com");
+            node.answer("p1", &name, &addresses(0, 64), 3600);
+        }
+        let nameless = addresses(5000, 64).into_iter().map(IpAddr::from);
+        let nameless: BTreeSet<IpAddr> = nameless.collect();
+        for (key, (_, packets)) in &mut node.switch {
+            let dst = key.matches.ends.dst().expect("no group");
+            *packets += u64::from(is_in_use && !nameless.contains(&dst));
+        }
+        node.pass(COMPARE_INTERVAL);
+        node.answer("p1", "e.example.com", &addresses(1000, 32), 3600);
+        let new = addresses(1000, 32).into_iter();
+        let new = new.filter(|new| {
+            node.destinations()
+                .contains(&Ipv4Addr::from(*new).to_string())
+        });
+        assert_eq!(new.count(), if is_in_use { 0 } else { 32 });
+        node.engine.told.cache.check();
+    }
+}
