@@ -29,7 +29,7 @@ type SavedPorts = BTreeMap<Arc<str>, Vec<SavedEntry>>;
 /// The state of an earlier run.
 #[derive(Debug, Default)]
 pub(super) struct EarlierRun {
-    /// The rules of its namespaces.
+    /// The rules of its namespaces, sorted.
     rules: BTreeMap<Arc<str>, Arc<[RuleInPlace]>>,
     /// The entries of the ports that have not come yet, or have gone since.
     awaited: SavedPorts,
@@ -86,7 +86,15 @@ impl EarlierRun {
     pub(super) fn load(&mut self, saved: Saved, now: Timestamp) {
         self.loaded_at = now;
         let rules = saved.rules.into_iter();
-        let rules = rules.map(|SavedRules { namespace, rules }| (namespace, rules.into()));
+        let rules = rules.map(
+            |SavedRules {
+                 namespace,
+                 mut rules,
+             }| {
+                rules.sort_unstable();
+                (namespace, rules.into())
+            },
+        );
         self.rules = rules.collect();
         for entry in saved.entries {
             let of_port = self.awaited.entry(Arc::clone(&entry.port)).or_default();
@@ -94,7 +102,7 @@ impl EarlierRun {
         }
     }
 
-    /// The rules of a namespace, until all flows have been adopted; `None` if the snapshot does not have the namespace.
+    /// The rules of a namespace, sorted, until all flows have been adopted; `None` if the snapshot does not have the namespace.
     pub(super) fn rules(&self, namespace: &str) -> Option<Arc<[RuleInPlace]>> {
         self.rules.get(namespace).cloned()
     }

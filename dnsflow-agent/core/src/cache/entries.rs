@@ -157,9 +157,13 @@ impl Entries {
         &self.unplanned
     }
 
-    /// The addresses that have adopted flows.
-    pub(crate) fn adopting(&self) -> impl Iterator<Item = IpAddr> {
-        self.adopting.iter().copied()
+    /// The addresses that have adopted flows to which rules of these names matter.
+    pub(crate) fn adopting(&self, names: &BTreeSet<DomainName>) -> impl Iterator<Item = IpAddr> {
+        let adopting = self.adopting.iter().copied();
+        adopting.filter(|address| {
+            let adopted = self.get(*address).and_then(|entry| entry.adopted.as_ref());
+            adopted.is_some_and(|adopted| adopted.is_of_any(names))
+        })
     }
 
     /// The addresses with a name of the snapshot that is denied.
@@ -334,6 +338,7 @@ impl Entries {
             Box::new(Adopted {
                 flows: BTreeMap::new(),
                 rules: None,
+                closes: false,
                 in_switch: flow.in_switch,
                 term,
                 latest_end,
