@@ -75,8 +75,12 @@ enum Line {
     Name(String),
     /// The next name in wire format, as hexadecimal digits: one whose presentation format has escapes.
     Wire(String),
-    /// The logical port and the pod's UID of the entries that follow.
-    Port(String, Option<String>),
+    /// The logical port and the pod's UID of the entries that follow, and whether the pod came during a start.
+    Port(
+        String,
+        Option<String>,
+        #[serde(default, skip_serializing_if = "is_false")] bool,
+    ),
     /// An entry: address and names.
     Address(IpAddr, Vec<NumberedName>),
     /// The last line: the number of entries.
@@ -156,8 +160,8 @@ pub fn wall_clock_s() -> u64 {
         .as_secs()
 }
 
-/// Logical port and pod of entries.
-type Whose = (Arc<str>, Option<Arc<str>>);
+/// Logical port and pod of entries, and whether the pod came during a start.
+type Whose = (Arc<str>, Option<Arc<str>>, bool);
 
 /// A snapshot that is being written. Until its end, the last one stays.
 #[derive(Debug)]
@@ -226,13 +230,14 @@ impl Writing {
         let SavedEntry {
             port,
             pod,
+            is_late,
             address,
             names,
         } = entry;
-        let whose = (Arc::clone(port), pod.clone());
+        let whose = (Arc::clone(port), pod.clone(), *is_late);
         if self.whose.as_ref() != Some(&whose) {
             let pod = pod.as_deref().map(str::to_owned);
-            self.line(&Line::Port(port.to_string(), pod))?;
+            self.line(&Line::Port(port.to_string(), pod, *is_late))?;
             self.whose = Some(whose);
         }
         let mut numbered = Vec::with_capacity(names.len());
@@ -406,15 +411,19 @@ impl Reading {
                 let name = name.ok_or_else(|| format!("`{digits}` is no name in wire format"))?;
                 self.names.push(name);
             }
-            Line::Port(port, pod) => self.whose = Some((port.into(), pod.map(Into::into))),
+            Line::Port(port, pod, is_late) => {
+                self.whose = Some((port.into(), pod.map(Into::into), is_late));
+            }
             Line::Address(address, numbered) => {
-                let (port, pod) = self.whose.clone().ok_or("an entry has no port")?;
+                let whose = self.whose.clone();
+                let (port, pod, is_late) = whose.ok_or("an entry has no port")?;
                 let names = numbered.into_iter();
                 let names = names.map(|numbered| self.saved_name(numbered));
                 let names = names.collect::<Option<_>>().ok_or("a name is missing")?;
                 self.entries.push(SavedEntry {
                     port,
                     pod,
+                    is_late,
                     address,
                     names,
                 });
@@ -455,6 +464,7 @@ fn entry_before(entry: EntryBefore, age_s: u64) -> Result<SavedEntry, String> {
     Ok(SavedEntry {
         port: entry.port.into(),
         pod: entry.pod.map(Into::into),
+        is_late: false,
         address: entry.address,
         names: names.collect::<Result<_, String>>()?,
     })

@@ -440,8 +440,8 @@ impl Access<'_> {
             return self.replan_with(port, self.cache.addresses(port), None, batch);
         };
         let entries = &self.cache.port(port).entries;
-        // Adopted flows have no names: each rule matters to them.
-        let mut addresses: BTreeSet<IpAddr> = entries.adopting().collect();
+        // Adopted flows have no names, but the rules that give them have.
+        let mut addresses: BTreeSet<IpAddr> = entries.adopting(names).collect();
         // A name may have given way, and its flows are there.
         addresses.extend(entries.unplanned());
         for name in names {
@@ -1088,7 +1088,7 @@ fn plan(
             },
         };
         let ruled = planner.still_ruled(facts, address, former);
-        adopted.rules = Some(ruled.rules);
+        (adopted.rules, adopted.closes) = (Some(ruled.rules), ruled.closes);
         if ruled.denies {
             adopted.term.deny();
         }

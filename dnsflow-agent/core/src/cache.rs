@@ -177,6 +177,8 @@ impl Cache {
     /// Removes a port with all of its entries.
     pub(crate) fn close(&mut self, port: PortId, batch: &mut Batch) {
         if let Some(gone) = self.ports.close(port) {
+            let kept_max = self.limits.names_per_node_max;
+            self.earlier.closed(port, &gone.entries, kept_max);
             for (address, entry) in gone.entries.iter() {
                 self.due.forget((port, address), entry.look);
                 let place = entry.place((port, address));
@@ -185,7 +187,6 @@ impl Cache {
         }
         self.groups.closed(port);
         self.mention_unknown.remove(&port);
-        self.earlier.closed(port);
         self.reading.closed(port);
     }
 

@@ -38,6 +38,7 @@ fn entries() -> Vec<SavedEntry> {
     vec![SavedEntry {
         port: "ns1_p1".into(),
         pod: Some("uid".into()),
+        is_late: false,
         address: "203.0.113.1".parse().expect("an address"),
         names: vec![
             saved("www.example.com".parse().expect("a name")),
@@ -52,6 +53,13 @@ fn what_is_saved_comes_back() {
     assert_eq!(load(&dir.0).expect("nothing").entries, []);
     let mut entries = entries();
     entries[0].names[1].is_denied = true;
+    // Of the same logical port.
+    entries.push(SavedEntry {
+        pod: Some("another".into()),
+        is_late: true,
+        names: Vec::new(),
+        ..entries[0].clone()
+    });
     save(&dir.0, &entries).expect("saved");
     let mut back = load(&dir.0).expect("loaded").entries;
     for name in &mut back[0].names {
@@ -188,6 +196,7 @@ fn each_name_is_written_once_and_an_octet_takes_two_bytes_at_most() {
             entries.push(SavedEntry {
                 port: port.into(),
                 pod: None,
+                is_late: false,
                 address: [203, 0, 113, host].into(),
                 names: names
                     .iter()

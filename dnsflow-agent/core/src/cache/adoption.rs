@@ -1,6 +1,9 @@
 //! The state that outlives the agent: the flows of an earlier run, which entries adopt, and the snapshot.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use crate::{
     Timestamp,
@@ -15,6 +18,7 @@ use crate::{
     values::{
         flow::{Cookie, FlowKey},
         ids::PortId,
+        name::DomainName,
     },
 };
 
@@ -23,9 +27,13 @@ use crate::{
 pub(crate) struct Adopted {
     /// The flows, and their cookies.
     pub(crate) flows: BTreeMap<FlowKey, Cookie>,
-    /// The rules that have given the flows ever since; `None` while the flows are being adopted. No other rule counts:
-    /// no answer has said that the address is one of its names.
+    /// The rules that have given the flows ever since, sorted; `None` while the flows are being adopted. No other rule
+    /// counts: no answer has said that the address is one of its names.
     pub(crate) rules: Option<Vec<RuleInPlace>>,
+    /// Whether one of the flows closes all ports for a rule that denies some ([`Ruled::closes`]).
+    ///
+    /// [`Ruled::closes`]: crate::policy::plan::Ruled
+    pub(crate) closes: bool,
     /// Whether the flows are in the switch already, while they are being adopted.
     pub(super) in_switch: bool,
     /// How long the flows are kept in any case.
@@ -35,6 +43,14 @@ pub(crate) struct Adopted {
 }
 
 impl Adopted {
+    /// Whether rules of these names matter to the flows. One that closes all ports goes once the rules behind its own
+    /// that deny have their flows, whatever their names.
+    pub(crate) fn is_of_any(&self, names: &BTreeSet<DomainName>) -> bool {
+        let is_one = |((name, ..), _): &RuleInPlace| names.contains(name);
+        let rules = self.rules.as_ref();
+        self.closes || rules.is_none_or(|rules| rules.iter().any(is_one))
+    }
+
     /// Whether flows that allow are kept no longer.
     pub(crate) fn is_late(&self, now: Timestamp) -> bool {
         self.latest_end <= now
@@ -145,7 +161,9 @@ impl Cache {
         let row = ports.get(id).map(|port| &port.row);
         let entries = row.map(|row| {
             let pod = row.iface_id_ver.as_deref();
-            port.entries.saved(&row.iface_id, pod, snapshot.at)
+            let is_late = self.earlier.is_late(id);
+            let whose = (&*row.iface_id, pod, is_late);
+            port.entries.saved(whose, snapshot.at)
         });
         Some(entries.unwrap_or_default())
     }

@@ -2,7 +2,8 @@
 //!
 //! To look at all entries for each one that is to be forgotten would take longer than everything else that an answer
 //! asks for. [`Candidates`] remembers those that mattered least at the last look. One of them is given out only if it
-//! still matters as little.
+//! still matters as little. Answers can ask for different things in turns, so no question ends the memory for another
+//! one.
 
 use std::{collections::BinaryHeap, net::IpAddr, time::Duration};
 
@@ -26,6 +27,17 @@ pub(super) enum Yielding {
     Denied,
 }
 
+impl Yielding {
+    /// Whether an entry of this importance is one of them.
+    fn includes(self, (priority, _): Importance) -> bool {
+        match self {
+            Self::Unused => priority < IN_USE,
+            Self::Undenied => priority < BESIDE_DENIED,
+            Self::Others | Self::Denied => true,
+        }
+    }
+}
+
 /// What is to give way.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Wanted {
@@ -45,8 +57,10 @@ pub(super) struct Candidates {
     least_denied: Vec<(Importance, IpAddr)>,
     /// Those among the addresses of one name.
     of_name: Option<OfName>,
-    /// The number of comparisons after which all entries had to stay, or all with a name.
-    all_in_use_after: Option<(u32, bool)>,
+    /// The number of comparisons after which all entries had to stay.
+    all_in_use_after: Option<u32>,
+    /// The same for the entries with a name.
+    all_named_in_use_after: Option<u32>,
     /// How often all entries were looked at to find the least important ones.
     #[cfg(test)]
     pub(super) looks: usize,
@@ -119,17 +133,20 @@ impl Candidates {
         batch: &Batch,
     ) -> Option<IpAddr> {
         let now = batch.now();
-        let looked_after = Some((batch.comparisons(), wanted.with_names));
-        let yielding = wanted.yielding;
+        let looked_after = Some(batch.comparisons());
+        let Wanted {
+            yielding,
+            with_names,
+        } = wanted;
         let current = |entry: &Entry| importance(entry, wanted, idle_grace, now);
         let spares_denied = matches!(yielding, Yielding::Unused | Yielding::Undenied);
-        if spares_denied && entries.are_all_denied() {
+        if spares_denied && entries.are_all_denied(with_names) {
             return None;
         }
         for look in [false, true] {
             if look {
                 let spares_used = yielding == Yielding::Unused;
-                if self.all_in_use_after == looked_after && spares_used {
+                if spares_used && *self.all_in_use_after(with_names) == looked_after {
                     return None;
                 }
                 #[cfg(test)]
@@ -138,17 +155,26 @@ impl Candidates {
                 }
                 *self.least(yielding) = least(entries, current);
             }
-            while let Some((known, address)) = self.least(yielding).pop() {
+            // Those that this question spares stay for others.
+            let gives_way = |(known, _): &mut (Importance, IpAddr)| yielding.includes(*known);
+            while let Some((known, address)) = self.least(yielding).pop_if(gives_way) {
                 if entries.get(address).and_then(current) == Some(known) {
                     return Some(address);
                 }
             }
         }
         if spares_denied {
-            self.all_in_use_after = looked_after;
+            *self.all_in_use_after(with_names) = looked_after;
             entries.look_for_undenied();
         }
         None
+    }
+
+    fn all_in_use_after(&mut self, with_names: bool) -> &mut Option<u32> {
+        match with_names {
+            true => &mut self.all_named_in_use_after,
+            false => &mut self.all_in_use_after,
+        }
     }
 
     fn least(&mut self, yielding: Yielding) -> &mut Vec<(Importance, IpAddr)> {

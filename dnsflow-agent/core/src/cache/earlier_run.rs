@@ -1,9 +1,10 @@
 //! The state that an earlier run of the agent has left: the entries of its snapshot, and the owners of its flows in
 //! the switch.
 //!
-//! An entry of the snapshot is in one place: with its port once the pod has come back, else here. It stays here until
+//! An entry of the snapshot is in one place: with its port while the pod is there, else here. It stays here until
 //! all flows of the earlier run have been adopted or removed, so that a snapshot has it as well. If this run ends
-//! before, the next one has to know the owners of the flows.
+//! before, the next one has to know the owners of the flows. Until then the entries of each port that goes come here:
+//! its flows may be in the switch, where another pod with its address would be taken for their owner.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -15,7 +16,7 @@ use std::{
 use crate::{
     Timestamp,
     cache::{
-        entries::names::Term,
+        entries::{Entries, names::Term},
         snapshot::{Saved, SavedEntry, SavedRules, Snapshot},
     },
     policy::plan::RuleInPlace,
@@ -28,18 +29,20 @@ type SavedPorts = BTreeMap<Arc<str>, Vec<SavedEntry>>;
 /// The state of an earlier run.
 #[derive(Debug, Default)]
 pub(super) struct EarlierRun {
-    /// The rules of its namespaces.
+    /// The rules of its namespaces, sorted.
     rules: BTreeMap<Arc<str>, Arc<[RuleInPlace]>>,
-    /// The entries of the ports that have not come yet.
+    /// The entries of the ports that have not come yet, or have gone since.
     awaited: SavedPorts,
     /// When they were taken over. The time that is left for a name is counted from then on.
     loaded_at: Timestamp,
     /// The entries of pods that are gone, until all flows have been adopted.
     gone: SavedPorts,
-    /// Their addresses.
-    left_by_gone: HashSet<IpAddr>,
-    /// Whose the flows are that are found for the ports that have come.
-    former: BTreeMap<PortId, Former>,
+    /// The addresses of the ports and pods that are gone: flows to them may be theirs.
+    left: HashSet<IpAddr>,
+    /// Whether they had more addresses: any flow may be theirs.
+    is_left_cut: bool,
+    /// The ports that are there.
+    came: BTreeMap<PortId, Came>,
     /// Whether all flows have been adopted. Until then, not all rules may be known, and a name of the snapshot
     /// that was denied stays so.
     is_adopted: bool,
@@ -47,11 +50,25 @@ pub(super) struct EarlierRun {
     version: u64,
 }
 
+/// A port that is there.
+#[derive(Debug)]
+struct Came {
+    /// The logical port.
+    name: Box<str>,
+    /// The pod's UID.
+    pod: Option<Box<str>>,
+    /// Whose the flows are that are found for it.
+    former: Former,
+}
+
 /// Whose the flows of an earlier run are that are found for a port, as far as the snapshot says.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Former {
     /// The pod's: the snapshot has the pod.
     Same,
+    /// The snapshot has the pod, which came behind the flows ([`SavedEntry::is_late`]). It may have the address of a pod
+    /// that is gone.
+    Late,
     /// Another pod's, which the snapshot has under the port's name.
     Another,
     /// The snapshot has no pod under the port's name. The pod may have come after the snapshot, or have the address of a
@@ -59,12 +76,25 @@ enum Former {
     Unknown,
 }
 
+/// The number of entries.
+fn count(ports: &SavedPorts) -> usize {
+    ports.values().map(Vec::len).sum()
+}
+
 impl EarlierRun {
     /// Takes over a snapshot.
     pub(super) fn load(&mut self, saved: Saved, now: Timestamp) {
         self.loaded_at = now;
         let rules = saved.rules.into_iter();
-        let rules = rules.map(|SavedRules { namespace, rules }| (namespace, rules.into()));
+        let rules = rules.map(
+            |SavedRules {
+                 namespace,
+                 mut rules,
+             }| {
+                rules.sort_unstable();
+                (namespace, rules.into())
+            },
+        );
         self.rules = rules.collect();
         for entry in saved.entries {
             let of_port = self.awaited.entry(Arc::clone(&entry.port)).or_default();
@@ -72,7 +102,7 @@ impl EarlierRun {
         }
     }
 
-    /// The rules of a namespace, until all flows have been adopted; `None` if the snapshot does not have the namespace.
+    /// The rules of a namespace, sorted, until all flows have been adopted; `None` if the snapshot does not have the namespace.
     pub(super) fn rules(&self, namespace: &str) -> Option<Arc<[RuleInPlace]>> {
         self.rules.get(namespace).cloned()
     }
@@ -98,12 +128,20 @@ impl EarlierRun {
         let saved = self.awaited.remove(name).unwrap_or_default();
         let is_same = |saved: &SavedEntry| saved.pod.as_deref() == pod;
         let (saved, of_others): (Vec<_>, Vec<_>) = saved.into_iter().partition(is_same);
-        let former = match (saved.is_empty(), of_others.is_empty()) {
-            (_, false) => Former::Another,
-            (true, true) => Former::Unknown,
-            (false, true) => Former::Same,
+        let gone = self.gone.get(name).into_iter().flatten();
+        let has_others = gone.chain(&of_others).any(|saved| !is_same(saved));
+        let former = match saved.first() {
+            _ if has_others => Former::Another,
+            None => Former::Unknown,
+            Some(saved) if saved.is_late => Former::Late,
+            Some(_) => Former::Same,
         };
-        self.former.insert(port, former);
+        let came = Came {
+            name: name.into(),
+            pod: pod.map(Into::into),
+            former,
+        };
+        self.came.insert(port, came);
         self.note_gone(of_others, gone_max);
         let loaded_at = self.loaded_at;
         let names = saved.into_iter().flat_map(|entry| {
@@ -118,12 +156,31 @@ impl EarlierRun {
 
     /// Whether there is a snapshot with rules, and it has no pod under the name of a port that has come.
     pub(super) fn lacks_pod_of(&self, port: PortId) -> bool {
-        !self.rules.is_empty() && self.former.get(&port) == Some(&Former::Unknown)
+        !self.rules.is_empty() && self.former(port) == Some(Former::Unknown)
     }
 
-    /// A port is gone.
-    pub(super) fn closed(&mut self, port: PortId) {
-        self.former.remove(&port);
+    fn former(&self, port: PortId) -> Option<Former> {
+        self.came.get(&port).map(|came| came.former)
+    }
+
+    /// Whether the pod of a port has come behind the flows that may be adopted.
+    pub(super) fn is_late(&self, port: PortId) -> bool {
+        let former = self.former(port);
+        !self.is_adopted && former.is_some_and(|former| former != Former::Same)
+    }
+
+    /// A port is gone, with these entries. Its pod may come back, as when its interface is made anew. Until then another
+    /// pod may have its address.
+    pub(super) fn closed(&mut self, port: PortId, entries: &Entries, kept_max: usize) {
+        let is_late = self.is_late(port);
+        let came = self.came.remove(&port);
+        let Some(Came { name, pod, .. }) = came.filter(|_| !self.is_adopted) else {
+            return;
+        };
+        // As in the snapshot, the time that is left for a name is counted from the start on.
+        let saved = entries.saved((&name, pod.as_deref(), is_late), self.loaded_at);
+        let kept = count(&self.awaited) + count(&self.gone);
+        self.keep(saved, kept_max.saturating_sub(kept), |run| &mut run.awaited);
     }
 
     /// All ports have come: the pods of the others are gone.
@@ -134,35 +191,44 @@ impl EarlierRun {
 
     /// Notes that the pods of these entries are gone.
     fn note_gone(&mut self, entries: Vec<SavedEntry>, gone_max: usize) {
-        if self.is_adopted || entries.is_empty() {
-            return;
+        if !self.is_adopted {
+            let room = gone_max.saturating_sub(count(&self.gone));
+            self.keep(entries, room, |run| &mut run.gone);
         }
-        let known: usize = self.gone.values().map(Vec::len).sum();
-        let most = gone_max.saturating_sub(known);
-        for (place, entry) in entries.into_iter().enumerate() {
-            self.left_by_gone.insert(entry.address);
-            if place < most {
-                let of_port = self.gone.entry(Arc::clone(&entry.port)).or_default();
-                of_port.push(entry);
-            }
+    }
+
+    /// Keeps so many of these entries, whose ports are not there, among others of the kind.
+    fn keep(
+        &mut self,
+        entries: Vec<SavedEntry>,
+        room: usize,
+        others: impl Fn(&mut Self) -> &mut SavedPorts,
+    ) {
+        self.version += u64::from(!entries.is_empty());
+        self.is_left_cut |= entries.len() > room;
+        for entry in entries.into_iter().take(room) {
+            self.left.insert(entry.address);
+            let of_port = others(self).entry(Arc::clone(&entry.port)).or_default();
+            of_port.push(entry);
         }
-        self.version += 1;
     }
 
     /// Whether a flow between a port and an address is one of the port's pod.
     pub(super) fn is_own(&self, port: PortId, address: IpAddr) -> bool {
-        match self.former.get(&port) {
+        match self.former(port) {
             Some(Former::Same) => true,
             Some(Former::Another) | None => false,
-            Some(Former::Unknown) => !self.left_by_gone.contains(&address),
+            Some(Former::Late | Former::Unknown) => {
+                !self.is_left_cut && !self.left.contains(&address)
+            }
         }
     }
 
     /// All flows have been adopted or removed: nothing is left of pods that are gone.
     pub(super) fn adopted_all(&mut self) {
-        self.left_by_gone = HashSet::new();
-        self.version += u64::from(!self.gone.is_empty());
-        self.gone = SavedPorts::new();
+        self.left = HashSet::new();
+        let kept = [&mut self.awaited, &mut self.gone].map(std::mem::take);
+        self.version += u64::from(kept.iter().any(|ports| !ports.is_empty()));
         self.is_adopted = true;
         self.rules.clear();
     }

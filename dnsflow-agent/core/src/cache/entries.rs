@@ -50,6 +50,8 @@ pub(crate) struct Entries {
     sizes: Sizes,
     /// Whether a look has found that all entries are denied, and no entry has changed since that is not.
     all_are_denied: bool,
+    /// The same for the entries with a name.
+    all_named_are_denied: bool,
 }
 
 /// Names that are looked at for one that a rule covers. Few pods know more names below a rule.
@@ -189,9 +191,13 @@ impl Entries {
         &self.unplanned
     }
 
-    /// The addresses that have adopted flows.
-    pub(crate) fn adopting(&self) -> impl Iterator<Item = IpAddr> {
-        self.adopting.iter().copied()
+    /// The addresses that have adopted flows to which rules of these names matter.
+    pub(crate) fn adopting(&self, names: &BTreeSet<DomainName>) -> impl Iterator<Item = IpAddr> {
+        let adopting = self.adopting.iter().copied();
+        adopting.filter(|address| {
+            let adopted = self.get(*address).and_then(|entry| entry.adopted.as_ref());
+            adopted.is_some_and(|adopted| adopted.is_of_any(names))
+        })
     }
 
     /// The addresses with a name of the snapshot that is denied.
@@ -201,8 +207,13 @@ impl Entries {
         denied.map(|(address, _)| address).collect()
     }
 
-    /// The names of every address, for a snapshot of this time.
-    pub(super) fn saved(&self, port: &str, pod: Option<&str>, at: Timestamp) -> Vec<SavedEntry> {
+    /// The names of every address, for a snapshot of this time, with the logical port, the pod's UID and
+    /// [`SavedEntry::is_late`].
+    pub(super) fn saved(
+        &self,
+        (port, pod, is_late): (&str, Option<&str>, bool),
+        at: Timestamp,
+    ) -> Vec<SavedEntry> {
         let port: Arc<str> = port.into();
         let pod: Option<Arc<str>> = pod.map(Into::into);
         let entries = self.iter().map(|(address, entry)| {
@@ -210,6 +221,7 @@ impl Entries {
             SavedEntry {
                 port: Arc::clone(&port),
                 pod: pod.clone(),
+                is_late,
                 address,
                 names: names.map(|(name, term)| term.saved(name, at)).collect(),
             }
@@ -217,14 +229,21 @@ impl Entries {
         entries.collect()
     }
 
-    /// Whether all entries are known to be denied.
-    pub(super) fn are_all_denied(&self) -> bool {
-        self.all_are_denied
+    /// Whether all entries, or all with a name, are known to be denied.
+    pub(super) fn are_all_denied(&self, with_names: bool) -> bool {
+        match with_names {
+            true => self.all_named_are_denied,
+            false => self.all_are_denied,
+        }
     }
 
     /// Looks whether all entries are denied.
     pub(super) fn look_for_undenied(&mut self) {
-        self.all_are_denied = self.by_address.values().all(|entry| entry.is_denied());
+        let mut undenied = self.by_address.values().filter(|entry| !entry.is_denied());
+        let first = undenied.next();
+        self.all_are_denied = first.is_none();
+        let mut undenied = first.into_iter().chain(undenied);
+        self.all_named_are_denied = undenied.all(|entry| entry.names.is_empty());
     }
 
     // What changes them.
@@ -241,10 +260,15 @@ impl Entries {
 
     /// An entry has changed: it may not be denied any more.
     fn changed(&mut self, address: IpAddr) {
-        self.all_are_denied = self.all_are_denied && {
-            let entry = self.get(address);
-            entry.is_none_or(|entry| entry.is_over() || entry.is_denied())
-        };
+        // If all are denied, so are all with a name.
+        if self.all_named_are_denied
+            && let Some(entry) = self.get(address)
+            && !entry.is_over()
+            && !entry.is_denied()
+        {
+            self.all_named_are_denied = entry.names.is_empty();
+            self.all_are_denied = false;
+        }
     }
 
     /// Adds a name to an address. Returns whether the address had none, and how many addresses the name has.
@@ -352,6 +376,7 @@ impl Entries {
             Box::new(Adopted {
                 flows: BTreeMap::new(),
                 rules: None,
+                closes: false,
                 in_switch: flow.in_switch,
                 term,
                 latest_end,

@@ -147,9 +147,12 @@ impl Cache {
         learning: &Learning<'_>,
     ) -> Result<(IpAddr, Limit), Limit> {
         let idle_grace = self.limits.idle_grace;
+        let names_max = self.limits.names_per_port_max();
         let (candidate, are_all_denied) = self.ports.change(id, |port| {
             let entries = &mut port.entries;
             let (candidates, batch) = (&mut port.candidates, &learning.batch);
+            // An address that comes has a name.
+            let with_names = limit != Limit::AddressesOfPod || entries.sizes().names >= names_max;
             let candidate = match &limit {
                 Limit::AddressesOfName(name) => {
                     candidates.next_of_name(entries, name, idle_grace, batch.now())
@@ -157,12 +160,12 @@ impl Cache {
                 _ => {
                     let wanted = Wanted {
                         yielding,
-                        with_names: limit != Limit::AddressesOfPod,
+                        with_names,
                     };
                     candidates.next(entries, wanted, idle_grace, batch)
                 }
             };
-            (candidate, entries.are_all_denied())
+            (candidate, entries.are_all_denied(with_names))
         });
         match (candidate, limit) {
             (Some(address), limit) => Ok((address, limit)),

@@ -51,6 +51,9 @@ pub struct SavedEntry {
     pub port: Arc<str>,
     /// The pod's UID (`iface-id-ver`): another pod under the same name inherits nothing.
     pub pod: Option<Arc<str>>,
+    /// Whether the pod came during a start, behind the flows that were left in the switch: it inherits none that may be of
+    /// a pod that is gone.
+    pub is_late: bool,
     /// The address.
     pub address: IpAddr,
     /// The names that lead to it.
@@ -112,6 +115,7 @@ impl SavedEntry {
         Self {
             port: Arc::clone(&self.port),
             pod: self.pod.clone(),
+            is_late: self.is_late,
             address: self.address,
             names: names.collect(),
         }

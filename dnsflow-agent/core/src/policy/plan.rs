@@ -191,7 +191,7 @@ pub type RuleInPlace = (RuleText, u16);
 pub struct FormerFlows<'a> {
     /// The flows.
     pub found: &'a BTreeMap<FlowKey, Cookie>,
-    /// The rules that they are of, in their places, if these are known.
+    /// The rules that they are of, in their places and sorted, if these are known.
     pub rules: Option<&'a [RuleInPlace]>,
     /// Whether they can be of any rule that denies, all the same: what is closed stays so.
     pub all_denials: bool,
@@ -206,10 +206,12 @@ pub struct FormerFlows<'a> {
 pub struct Ruled {
     /// Their templates.
     pub plan: Plan,
-    /// Their rules.
+    /// Their rules, sorted.
     pub rules: Vec<RuleInPlace>,
     /// Whether one of the rules denies.
     pub denies: bool,
+    /// Whether one of the flows closes all ports for a rule that denies some.
+    pub closes: bool,
 }
 
 /// The rules of a port that match a name: for each, the index of the set in [`PortFacts::sets`] and
@@ -345,7 +347,8 @@ impl Planner {
         plan.extend_from_slice(&ends);
     }
 
-    /// The flows of an earlier run that some rule of the port would write for `to`, whatever the name.
+    /// The flows of an earlier run that some rule of the port would write for `to`, whatever the name. Of the rules, there
+    /// may be thousands: those are looked at that have flows of these priorities.
     pub fn still_ruled(
         &mut self,
         facts: PortFacts<'_>,
@@ -359,44 +362,71 @@ impl Planner {
             denials_only,
             whole,
         } = former;
+        let for_all = found.keys().filter(|key| key.matches.transport.is_none());
+        let for_all: BTreeSet<u16> = for_all.map(|key| key.priority).collect();
+        let priorities: BTreeSet<u16> = found.keys().map(|key| key.priority).collect();
         #[cfg(test)]
-        let compared = std::cell::Cell::new(0);
+        let looked_at = std::cell::Cell::new(0);
         let mut ruled = Ruled::default();
         for (at, set) in facts.sets.iter().enumerate() {
-            for (place, rule) in set.rules().iter().enumerate() {
+            let places = priorities.iter().flat_map(|one| set.at_priority(*one));
+            let places: BTreeSet<usize> = places.copied().collect();
+            // The last rule that denies and has not all of its flows.
+            let last_missing = OnceCell::new();
+            let find_last_missing = || {
+                let whole: HashSet<_> = whole.iter().copied().collect();
+                let mut denials = set.last_denials();
+                let missing = denials.find(|(_, place)| {
+                    #[cfg(test)]
+                    looked_at.update(|looked_at| looked_at + 1);
+                    !whole.contains(&(at, *place))
+                });
+                missing.map(|(index, _)| index)
+            };
+            // Whether a flow in which a rule closes all ports stands for nothing more: this rule and all behind it in its
+            // set that deny, for which it may have stood, have all of their flows.
+            let closes_no_more = |rule: &ActiveRule| {
+                let missing = last_missing.get_or_init(find_last_missing);
+                missing.is_none_or(|missing| missing < rule.index)
+            };
+            for place in places {
+                #[cfg(test)]
+                looked_at.update(|looked_at| looked_at + 1);
+                let rule = &set.rules()[place];
                 let denies = rule.action == RuleAction::Deny;
                 if denials_only && !denies {
                     continue;
                 }
                 let before = ruled.plan.len();
                 let rules = rules.filter(|_| !(denies && all_denials));
-                // Looked up only for a flow that was found: there may be thousands of rules on either side.
-                let known = OnceCell::new();
                 let was_in_place = |priority: u16| {
-                    let known = known.get_or_init(|| {
-                        rules.map(|rules| {
+                    rules.is_none_or(|rules| {
+                        let found = rules.binary_search_by(|one| {
                             #[cfg(test)]
-                            compared.set(compared.get() + rules.len());
-                            let same = rules.iter().filter(|(text, _)| rule.says(text));
-                            let priorities = same.map(|(_, priority)| *priority);
-                            priorities.collect::<SmallVec<[u16; 1]>>()
-                        })
-                    });
-                    known.as_ref().is_none_or(|all| all.contains(&priority))
+                            looked_at.update(|looked_at| looked_at + 1);
+                            rule.order_of(one, priority)
+                        });
+                        found.is_ok()
+                    })
                 };
-                let may_close = denies && !rule.transports.is_empty();
+                let mut templates = rule.templates.iter();
+                let may_close = denies
+                    && !rule.transports.is_empty()
+                    && templates.any(|template| for_all.contains(&template.priority));
                 for all_traffic in [false, true] {
-                    let place = (at, place);
-                    if all_traffic && (!may_close || closes_no_more(facts.sets, place, whole)) {
+                    if all_traffic && (!may_close || closes_no_more(rule)) {
                         continue;
                     }
-                    let templates = self.templates_of(facts, place, to.is_ipv6(), all_traffic);
+                    let of_ports = ruled.plan.len();
+                    let templates =
+                        self.templates_of(facts, (at, place), to.is_ipv6(), all_traffic);
                     let stand = templates.iter().filter(|template| {
                         let key = template.key(to);
                         key.and_then(|key| found.get(&key)) == Some(&template.body.cookie)
                             && was_in_place(template.priority)
                     });
                     ruled.plan.extend(stand.cloned());
+                    ruled.closes |= all_traffic && ruled.plan.len() > of_ports;
                 }
                 let priorities = ruled.plan[before..].iter().map(|flow| flow.priority);
                 let priorities: BTreeSet<u16> = priorities.collect();
@@ -408,9 +438,10 @@ impl Planner {
         }
         #[cfg(test)]
         {
-            self.looked_at += compared.get();
+            self.looked_at += looked_at.get();
         }
         in_order(&mut ruled.plan);
+        ruled.rules.sort_unstable();
         ruled
     }
 
@@ -525,22 +556,6 @@ impl Templates {
 /// be another.
 fn is_in_use(template: &Arc<FlowTemplate>) -> bool {
     Arc::strong_count(template) > 1
-}
-
-/// Whether a flow in which a rule that denies closes all ports stands for nothing more: this rule and all behind it in its
-/// set that deny, for which it may have stood, have all of their flows.
-fn closes_no_more(
-    sets: &[&RuleSet],
-    (at, place): (usize, usize),
-    whole: &[(usize, usize)],
-) -> bool {
-    let rules = sets[at].rules();
-    let behind = rules
-        .iter()
-        .enumerate()
-        .filter(|(_, other)| other.action == RuleAction::Deny && other.index >= rules[place].index);
-    let mut behind = behind.map(|(place, _)| (at, place));
-    whole.contains(&(at, place)) && behind.all(|place| whole.contains(&place))
 }
 
 /// Makes a plan of templates: of several with the same key, the first counts.

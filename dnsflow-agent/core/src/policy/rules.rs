@@ -10,12 +10,14 @@
 pub(crate) mod pairing;
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::{
     io::report::Severity,
@@ -27,6 +29,7 @@ use crate::{
             any_marks_as_blocked, first_to_copy,
         },
     },
+    policy::plan::RuleInPlace,
     tools::table::HashMap,
     values::{
         firewall::{Destination, Firewall, Floor, IpVersions, Rule, RuleAction},
@@ -109,6 +112,12 @@ impl ActiveRule {
             && ports(&self.transports) == ports(&rule.ports)
     }
 
+    /// The priorities of its flows, each once.
+    fn priorities(&self) -> BTreeSet<u16> {
+        let templates = self.templates.iter();
+        templates.map(|template| template.priority).collect()
+    }
+
     /// The rule without its place.
     pub(crate) fn text(&self) -> RuleText {
         (self.name.name().clone(), self.pattern, self.action)
@@ -121,10 +130,14 @@ impl ActiveRule {
         if is_for_family { each } else { 0 }
     }
 
-    /// Whether the rule says this.
-    pub(crate) fn says(&self, text: &RuleText) -> bool {
-        let (name, pattern, action) = text;
-        (self.name.name(), self.pattern, self.action) == (name, *pattern, *action)
+    /// How this rule in its place is ordered beside the rule itself with flows of this priority.
+    pub(crate) fn order_of(
+        &self,
+        ((name, pattern, action), place): &RuleInPlace,
+        priority: u16,
+    ) -> Ordering {
+        let own = (self.name.name(), self.pattern, self.action, priority);
+        (name, *pattern, *action, *place).cmp(&own)
     }
 
     /// A rule by name for both families, as the EgressFirewall alone has it: without OVN's ACL and its
@@ -164,8 +177,10 @@ pub struct RuleSet {
     rules: Vec<Arc<ActiveRule>>,
     /// For the wire form of each rule's name: indices into `rules`.
     by_name: HashMap<Box<[u8]>, Vec<usize>>,
-    /// The number of rules that deny.
-    denials: usize,
+    /// For the priority of the flows of each rule: indices into `rules`.
+    by_priority: HashMap<u16, Places>,
+    /// The rules that deny, in their order: the index in the EgressFirewall, and that in `rules`.
+    denials: BTreeSet<(u32, usize)>,
     /// Where the rules are enforced, and by how many logical flows.
     places: BTreeMap<(Pipeline, u8), usize>,
     /// The actions that are to be copied, and for how many logical flows.
@@ -173,6 +188,9 @@ pub struct RuleSet {
     /// Whether the flows of the rules are planned, and not installed.
     is_dry_run: bool,
 }
+
+/// Where the rules with flows of one priority stand: mostly one.
+type Places = SmallVec<[usize; 1]>;
 
 /// How the rules of a port group have changed.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -202,11 +220,17 @@ impl RuleSet {
     /// Adds a rule.
     pub fn push(&mut self, rule: impl Into<Arc<ActiveRule>>) {
         let rule = rule.into();
+        let at = self.rules.len();
         self.by_name
             .entry(rule.name.name().wire().into())
             .or_default()
-            .push(self.rules.len());
-        self.denials += usize::from(rule.action == RuleAction::Deny);
+            .push(at);
+        for priority in rule.priorities() {
+            self.by_priority.entry(priority).or_default().push(at);
+        }
+        if rule.action == RuleAction::Deny {
+            self.denials.insert((rule.index, at));
+        }
         for template in &rule.templates {
             let place = (template.pipeline, template.table_id);
             *self.places.entry(place).or_default() += 1;
@@ -226,14 +250,33 @@ impl RuleSet {
     fn take_out(&mut self, place: usize) {
         let rule = self.rules.swap_remove(place);
         let from = self.rules.len();
-        if let Some(moved) = self.rules.get(place)
-            && let Some(places) = self.by_name.get_mut(moved.name.name().wire())
-        {
-            // It mostly stands at the end.
-            let known = places.iter_mut().rev().find(|known| **known == from);
-            known.into_iter().for_each(|known| *known = place);
+        for priority in rule.priorities() {
+            if let Some(places) = self.by_priority.get_mut(&priority) {
+                places.retain(|known| *known != place);
+                if places.is_empty() {
+                    self.by_priority.remove(&priority);
+                }
+            }
         }
-        self.denials -= usize::from(rule.action == RuleAction::Deny);
+        self.denials.remove(&(rule.index, place));
+        if let Some(moved) = self.rules.get(place) {
+            // It mostly stands at the end.
+            let renumber = |places: &mut [usize]| {
+                let known = places.iter_mut().rev().find(|known| **known == from);
+                known.into_iter().for_each(|known| *known = place);
+            };
+            if let Some(places) = self.by_name.get_mut(moved.name.name().wire()) {
+                renumber(places);
+            }
+            for priority in moved.priorities() {
+                if let Some(places) = self.by_priority.get_mut(&priority) {
+                    renumber(places);
+                }
+            }
+            if self.denials.remove(&(moved.index, from)) {
+                self.denials.insert((moved.index, place));
+            }
+        }
         for template in &rule.templates {
             release(&mut self.places, &(template.pipeline, template.table_id));
             if let ActionTemplate::Copy { source, .. } = &template.actions {
@@ -266,7 +309,7 @@ impl RuleSet {
 
     /// Whether some rule denies.
     pub(crate) fn any_denies(&self) -> bool {
-        self.denials > 0
+        !self.denials.is_empty()
     }
 
     /// Pipeline and table of the logical flows that enforce the rules.
@@ -293,6 +336,17 @@ impl RuleSet {
     /// Whether rules have this name, in wire form, without wildcards.
     pub(crate) fn has_rules(&self, name: &[u8]) -> bool {
         self.by_name.contains_key(name)
+    }
+
+    /// The indices in [`RuleSet::rules`] of the rules that have flows of this priority.
+    pub(crate) fn at_priority(&self, priority: u16) -> &[usize] {
+        let places = self.by_priority.get(&priority);
+        places.map_or(&[], SmallVec::as_slice)
+    }
+
+    /// The rules that deny, the last one first: the index in the EgressFirewall, and that in [`RuleSet::rules`].
+    pub(crate) fn last_denials(&self) -> impl Iterator<Item = (u32, usize)> {
+        self.denials.iter().rev().copied()
     }
 
     /// Every rule, in no particular order.

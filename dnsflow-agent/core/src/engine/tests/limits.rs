@@ -1,6 +1,6 @@
 //! What one pod can have, and what makes room.
 
-use super::*;
+use super::{restart::after_restart, *};
 use crate::values::limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX};
 
 #[test]
@@ -478,5 +478,156 @@ fn an_edit_closes_nothing_because_another_pod_has_filled_the_node() {
             .iter()
             .filter(|address| super::starts::is_open_at_all(&node, **address));
         assert_eq!(open.count(), told.len(), "filled: {is_filled}");
+    }
+}
+
+/// How often all addresses of the pod were looked at to find the least important ones.
+fn looks(node: &Node) -> usize {
+    let port = node.engine.ports.named("ns1_p1").expect("it is there");
+    node.engine.told.cache.looks(port)
+}
+
+/// The pod may have so many addresses with two names each. It has them, and nobody knows yet whether they are in use.
+fn full_of_addresses_in_use(rules: &[Rule], most: u32) -> Node {
+    let mut node = Node::with(rules);
+    node.engine.told.cache.limits_mut().addresses_per_port_max = most as usize;
+    for name in ["a.example.com", "b.example.com"] {
+        node.answer("p1", name, &addresses(0, most), 3600);
+    }
+    assert_eq!(node.destinations().len(), most as usize);
+    node
+}
+
+/// The elements of both in turns.
+fn in_turns(one: &[[u8; 4]], other: &[[u8; 4]]) -> Vec<[u8; 4]> {
+    let turns = 0..one.len().max(other.len());
+    let turns = turns.flat_map(|at| [one.get(at), other.get(at)]);
+    turns.flatten().copied().collect()
+}
+
+/// A known address asks for room for a name, and a new one for room for an address.
+#[test]
+fn a_pod_full_of_addresses_in_use_is_not_looked_at_for_each_address_of_an_answer() {
+    let rules = [allow("example.com"), deny_all()];
+    for (known, new) in [(64, 0), (0, 64), (32, 32)] {
+        let mut node = full_of_addresses_in_use(&rules, 128);
+        let before = looks(&node);
+        let told = in_turns(&addresses(0, known), &addresses(1000, new));
+        node.answer("p1", "c.example.com", &told, 3600);
+        assert_eq!(node.engine.counters().addresses_refused, 64);
+        let looks = looks(&node) - before;
+        assert!(looks <= 2, "{known} known, {new} new: {looks}");
+        node.engine.told.cache.check();
+    }
+}
+
+/// For a denied name, an address in use gives way. For an allowed one, none does.
+#[test]
+fn a_pod_full_of_addresses_in_use_is_not_looked_at_for_each_answer() {
+    let rules = [deny("bad.test"), allow("example.com"), deny_all()];
+    let mut of_denied = None;
+    for is_allowed_asked in [false, true] {
+        let mut node = full_of_addresses_in_use(&rules, 128);
+        let before = looks(&node);
+        for at in 0..64 {
+            node.answer("p1", "bad.test", &addresses(1000 + at, 1), 3600);
+            if is_allowed_asked {
+                node.answer("p1", "c.example.com", &addresses(2000 + at, 1), 3600);
+            }
+        }
+        let denied = node.open().into_iter().filter(|(.., at)| *at == 11_000);
+        assert_eq!(denied.count(), 64);
+        let looks = looks(&node) - before;
+        let of_denied = of_denied.get_or_insert(looks);
+        assert!(looks <= 2 * *of_denied, "{looks}, {of_denied}");
+        node.engine.told.cache.check();
+    }
+}
+
+/// The pod as a restart leaves it that has no name of these addresses.
+fn with_nameless(rules: &[Rule], nameless: u32) -> Node {
+    let mut before = Node::with(rules);
+    let told = addresses(5000, nameless);
+    before.answer("p1", "www.example.com", &told, 3600);
+    before.pass(Duration::from_secs(1));
+    let mut node = after_restart(&mut before, &[], rules);
+    node.pass(Duration::from_secs(1));
+    assert_eq!(node.destinations().len(), nameless as usize);
+    assert_eq!(node.engine.told.cache.name_count(), 0);
+    node
+}
+
+/// An address without a name is not denied, and gives way for no name.
+#[test]
+fn a_pod_full_of_denied_names_is_not_looked_at_for_each_address_though_one_has_no_name() {
+    let rules = [deny("bad.test"), allow("example.com"), deny_all()];
+    for nameless in 0..2 {
+        let mut node = with_nameless(&rules, nameless);
+        node.engine.told.cache.limits_mut().addresses_per_port_max = 64;
+        for name in 0..4 {
+            let name = format!("n{name}.bad.test");
+            node.answer("p1", &name, &addresses(0, 32), 3600);
+        }
+        let before = looks(&node);
+        node.answer("p1", "further.bad.test", &addresses(1000, 32), 3600);
+        assert_eq!(node.engine.counters().addresses_refused, 32);
+        assert_eq!(looks(&node) - before, 1, "{nameless} without a name");
+        node.engine.told.cache.check();
+        // One that is not denied any more gives way.
+        let released = [allow("bad.test"), deny("worse.test"), deny_all()];
+        node.set_firewall(&released);
+        node.set_ovn(&released);
+        node.answer("p1", "worse.test", &addresses(0x10_0000, 1), 600);
+        assert!(node.destinations().contains("11.16.0.0"));
+    }
+}
+
+/// In a full node, a known address asks for room for a name as well.
+#[test]
+fn a_pod_in_a_full_node_is_not_looked_at_for_each_address_of_an_answer() {
+    let rules = [allow("example.com"), deny_all()];
+    for known in [0, 32] {
+        let mut node = Node::with(&rules);
+        let limits = node.engine.told.cache.limits_mut();
+        (limits.addresses_per_port_max, limits.names_per_node_max) = (128, 128);
+        node.answer("p1", "a.example.com", &addresses(0, 128), 3600);
+        let before = looks(&node);
+        let told = in_turns(&addresses(0, known), &addresses(1000, 32));
+        node.answer("p1", "c.example.com", &told, 3600);
+        let refused = u64::from(known) + 32;
+        assert_eq!(node.engine.counters().addresses_refused, refused);
+        let most = 1 + usize::from(known > 0);
+        assert_eq!(looks(&node) - before, most, "{known} known");
+        node.engine.told.cache.check();
+    }
+}
+
+/// A pod has all names that it may have, and addresses without a name out of use. An address that comes takes the place of
+/// one that has a name.
+#[test]
+fn addresses_without_a_name_leave_a_pod_no_room_for_more_names() {
+    let rules = [allow("example.com"), deny_all()];
+    for is_in_use in [false, true] {
+        let mut node = with_nameless(&rules, 64);
+        node.engine.told.cache.limits_mut().addresses_per_port_max = 128;
+        for name in ["a", "b", "c", "d"] {
+            let name = format!("{name}.example.com");
+            node.answer("p1", &name, &addresses(0, 64), 3600);
+        }
+        let nameless = addresses(5000, 64).into_iter().map(IpAddr::from);
+        let nameless: BTreeSet<IpAddr> = nameless.collect();
+        for (key, (_, packets)) in &mut node.switch {
+            let dst = key.matches.ends.dst().expect("no group");
+            *packets += u64::from(is_in_use && !nameless.contains(&dst));
+        }
+        node.pass(COMPARE_INTERVAL);
+        node.answer("p1", "e.example.com", &addresses(1000, 32), 3600);
+        let new = addresses(1000, 32).into_iter();
+        let new = new.filter(|new| {
+            node.destinations()
+                .contains(&Ipv4Addr::from(*new).to_string())
+        });
+        assert_eq!(new.count(), if is_in_use { 0 } else { 32 });
+        node.engine.told.cache.check();
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::{
     edits::{ONE_NUMBER, WAYS, config, node},
     limits::many,
-    restart::{after_restart_with, orders, read_but_southbound, southbound, started},
+    restart::{after_restart_with, orders, read_but_southbound, read_rules, southbound, started},
     *,
 };
 use crate::values::{
@@ -352,5 +352,276 @@ fn what_is_open_stays_open_at_a_start_though_the_programs_cannot_be_attached_at_
             }
             assert!(is_open_at_all(&node, ADDRESS), "{way:?}, step {step}");
         }
+    }
+}
+
+/// A pod that comes during a start: its logical port, and its UID.
+type NewPod = (&'static str, &'static str);
+
+/// One under the name of the former pod, as a StatefulSet makes it, and another one.
+const NEW_PODS: [NewPod; 2] = [("ns1_p1", "uid-new"), ("ns1_q1", "uid-q1")];
+
+const ROWS: [RowId; 2] = [RowId::new(0x105), RowId::new(0x106)];
+
+fn give_interfaces(node: &mut Node, reset: bool, row: RowId, pod: Option<NewPod>) {
+    let interface = pod.map(|(name, uid)| interface(name, 5, uid));
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset,
+        interfaces: vec![(row, interface)],
+    }));
+}
+
+/// The snapshot has a pod, and it goes during the start, or has gone before (`is_there`). A new one comes at its address
+/// before OVN's databases are read, or after so many starts more that end early. Returns the addresses that the new one
+/// reaches.
+fn open_behind_a_pod_that_goes(
+    way: Option<u32>,
+    is_there: bool,
+    new: NewPod,
+    early_ends: usize,
+) -> BTreeSet<String> {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = node(way, &rules);
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    before.pass(Duration::from_secs(30));
+    let saved = before.engine.snapshot(before.now);
+    let mut node = started(&mut before, &saved, config(way));
+    if is_there {
+        give_interfaces(&mut node, true, ROWS[0], Some(("ns1_p1", "uid-p1")));
+        give_interfaces(&mut node, false, ROWS[0], None);
+    }
+    give_interfaces(&mut node, !is_there, ROWS[1], Some(new));
+    for _ in 0..early_ends {
+        let saved = node.engine.snapshot(node.now);
+        node = started(&mut node, &saved, config(way));
+        give_interfaces(&mut node, true, ROWS[1], Some(new));
+    }
+    node.pods = [(new.0.to_owned(), ROWS[1])].into();
+    read_rules(&mut node, &rules);
+    let sb = southbound(&node, &rules);
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(ROWS[1], Some(port_binding(new.0, 5)))],
+        ..sb
+    }));
+    node.pass(Duration::from_secs(30));
+    node.destinations()
+}
+
+#[test]
+fn a_pod_that_goes_during_a_start_leaves_nothing_to_another_one_at_its_address() {
+    for way in WAYS {
+        for is_there in [false, true] {
+            for new in NEW_PODS {
+                for early_ends in 0..3 {
+                    let open = open_behind_a_pod_that_goes(way, is_there, new, early_ends);
+                    let case = format!("{way:?} {is_there} {new:?} {early_ends}");
+                    assert_eq!(open, BTreeSet::new(), "{case}");
+                }
+            }
+        }
+    }
+}
+
+/// What is kept of pods that go has a limit.
+#[test]
+fn a_pod_that_comes_behind_more_than_is_kept_of_pods_that_went_takes_over_nothing() {
+    let rules = [allow("example.com"), deny_all()];
+    for kept_max in [1, 2] {
+        let mut before = Node::with(&rules);
+        before.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
+        let saved = before.engine.snapshot(before.now);
+        let last = [203, 0, 113, 3];
+        // The snapshot does not have it: it may be of the pod that comes.
+        before.answer("p1", "example.com", &[last], 600);
+        let mut node = started(&mut before, &saved, Config::default());
+        give_interfaces(&mut node, true, ROWS[0], Some(("ns1_p1", "uid-p1")));
+        node.engine.told.cache.limits_mut().names_per_node_max = kept_max;
+        give_interfaces(&mut node, false, ROWS[0], None);
+        assert_eq!(node.engine.snapshot(node.now).len(), kept_max);
+        give_interfaces(&mut node, false, ROWS[1], Some(("ns1_q1", "uid-q1")));
+        node.pods = [("ns1_q1".to_owned(), ROWS[1])].into();
+        read_rules(&mut node, &rules);
+        let sb = southbound(&node, &rules);
+        node.give(Input::Sb(SbUpdate {
+            port_bindings: vec![(ROWS[1], Some(port_binding("ns1_q1", 5)))],
+            ..sb
+        }));
+        assert!(!is_open_at_all(&node, ADDRESS) && !is_open_at_all(&node, OTHER));
+        assert_eq!(is_open_at_all(&node, last), kept_max == 2);
+    }
+}
+
+/// The new pod is told another address before the agent ends, or before its interface is made anew.
+#[test]
+fn a_pod_that_comes_during_a_start_keeps_what_it_was_told_and_nothing_else() {
+    let rules = [allow("example.com"), deny_all()];
+    for way in WAYS {
+        for new in NEW_PODS {
+            for early_ends in 0..3 {
+                let mut before = node(way, &rules);
+                before.answer("p1", "www.example.com", &[ADDRESS], 600);
+                before.pass(Duration::from_secs(30));
+                let saved = before.engine.snapshot(before.now);
+                let mut node = started(&mut before, &saved, config(way));
+                let begin = |node: &mut Node| {
+                    node.give(Input::SwitchUp);
+                    node.give(firewalls(true, Some(firewall(&rules))));
+                    give_interfaces(node, true, ROWS[1], Some(new));
+                    node.pods = [(new.0.to_owned(), ROWS[1])].into();
+                };
+                begin(&mut node);
+                let ifindex = ifindex_of(ROWS[1]);
+                let bytes = answer_frame("ftp.example.com", &[OTHER], 600);
+                let bytes = node.to_pod(ifindex, bytes);
+                node.frame(ifindex, &bytes);
+                for _ in 0..early_ends {
+                    let saved = node.engine.snapshot(node.now);
+                    node = started(&mut node, &saved, config(way));
+                    begin(&mut node);
+                }
+                if early_ends == 0 {
+                    give_interfaces(&mut node, false, ROWS[1], None);
+                    give_interfaces(&mut node, false, ROWS[1], Some(new));
+                }
+                read_rules(&mut node, &rules);
+                let sb = southbound(&node, &rules);
+                node.give(Input::Sb(SbUpdate {
+                    port_bindings: vec![(ROWS[1], Some(port_binding(new.0, 5)))],
+                    ..sb
+                }));
+                node.pass(Duration::from_secs(1));
+                let case = format!("{way:?} {new:?} {early_ends}");
+                assert_eq!(
+                    node.destinations(),
+                    ["203.0.113.2".to_owned()].into(),
+                    "{case}"
+                );
+                let left = node.engine.snapshot(node.now);
+                let is_of_new = |saved: &SavedEntry| saved.pod.as_deref() == Some(new.1);
+                assert!(
+                    left.iter().all(|saved| is_of_new(saved) && !saved.is_late),
+                    "{case}"
+                );
+            }
+        }
+    }
+}
+
+/// Its interface is made anew while OVN's databases are away.
+#[test]
+fn a_pod_that_comes_back_during_a_start_keeps_what_it_had() {
+    let pod = ("ns1_p1", "uid-p1");
+    for way in WAYS {
+        for early_ends in 0..2 {
+            let open = open_behind_a_pod_that_goes(way, true, pod, early_ends);
+            assert_eq!(
+                open,
+                ["203.0.113.1".to_owned()].into(),
+                "{way:?} {early_ends}"
+            );
+        }
+    }
+}
+
+/// The rules of the new pod's namespace allow another name, at the same place.
+#[test]
+fn a_pod_that_goes_during_a_start_leaves_nothing_to_one_of_another_namespace() {
+    for is_there in [false, true] {
+        let rules = [allow("example.com"), deny_all()];
+        let mut before = Node::with(&rules);
+        before.answer("p1", "www.example.com", &[ADDRESS], 600);
+        before.pass(Duration::from_secs(30));
+        let saved = before.engine.snapshot(before.now);
+        let mut node = started(&mut before, &saved, Config::default());
+        if is_there {
+            give_interfaces(&mut node, true, ROWS[0], Some(("ns1_p1", "uid-p1")));
+            give_interfaces(&mut node, false, ROWS[0], None);
+        }
+        let new = ("ns2_payroll", "uid-payroll");
+        give_interfaces(&mut node, !is_there, ROWS[1], Some(new));
+        read_rules(&mut node, &rules);
+        let of_ns2 = [allow("bank.test"), deny_all()];
+        let id = FirewallId {
+            namespace: "ns2".into(),
+            name: "default".into(),
+        };
+        node.give(Input::Firewalls(FirewallUpdate {
+            reset: false,
+            firewalls: vec![(id, Some(firewall(&of_ns2)))],
+        }));
+        let group = "a1234567890123456789";
+        let acl = acl(0, &of_ns2).expect("a rule");
+        let acl = Acl {
+            namespace: "ns2".into(),
+            matches: acl.matches.replace(GROUP, group),
+            ..acl
+        };
+        let flow = LogicalFlow {
+            matches: format!("reg0[8] == 1 && ({})", acl.matches),
+            stage_hint: Some(acl_row(18).prefix()),
+            ..logical_flow(0, &of_ns2).expect("a rule")
+        };
+        node.give(Input::Nb(NbUpdate {
+            acls: vec![(acl_row(18), Some(acl))],
+            ..NbUpdate::default()
+        }));
+        let group = PortGroup {
+            name: group.into(),
+            ports: [new.0.into()].into(),
+        };
+        let binding = PortBinding {
+            namespace: Some("ns2".into()),
+            ..port_binding(new.0, 5)
+        };
+        let mut sb = southbound(&node, &rules);
+        sb.logical_flows
+            .retain(|(row, _)| *row != logical_flow_row(18));
+        sb.logical_flows.push((logical_flow_row(18), Some(flow)));
+        sb.port_groups.push((RowId::new(0xd << 100), Some(group)));
+        sb.port_bindings = vec![(ROWS[1], Some(binding))];
+        node.give(Input::Sb(sb));
+        node.pass(Duration::from_secs(1));
+        assert_eq!(node.destinations(), BTreeSet::new(), "{is_there}");
+        // Its rules are in force.
+        node.pods = [(new.0.to_owned(), ROWS[1])].into();
+        let ifindex = ifindex_of(ROWS[1]);
+        let bytes = node.to_pod(ifindex, answer_frame("bank.test", &[OTHER], 600));
+        node.frame(ifindex, &bytes);
+        assert_eq!(node.destinations(), ["203.0.113.2".to_owned()].into());
+    }
+}
+
+/// A pod is told an address while the first dump is awaited, and goes. Another one comes at its address. The dump shows the
+/// flow, whose removal is on the way.
+#[test]
+fn what_a_pod_has_opened_before_the_first_comparison_is_not_left_to_another_one_at_its_address() {
+    let rules = [allow("example.com"), deny_all()];
+    for new in NEW_PODS {
+        let mut before = Node::with(&rules);
+        let node = started(&mut before, &[], Config::default());
+        let mut node = read_but_southbound(node, &before, &rules);
+        node.waiting = Some(VecDeque::new());
+        node.give(Input::Sb(southbound(&node, &rules)));
+        carry_out_until_dump(&mut node);
+        let waiting = node.waiting.as_mut().expect("commands wait");
+        let dump = waiting.pop_front().expect("a dump");
+        node.answer("p1", "www.example.com", &[ADDRESS], 600);
+        while node.carry_out_next() {}
+        assert!(is_open_at_all(&node, ADDRESS));
+        let waiting = node.waiting.as_mut().expect("commands wait");
+        waiting.push_back(dump);
+        give_interfaces(&mut node, false, ROWS[0], None);
+        give_interfaces(&mut node, false, ROWS[1], Some(new));
+        node.pods = [(new.0.to_owned(), ROWS[1])].into();
+        node.give(Input::Sb(SbUpdate {
+            port_bindings: vec![(ROWS[0], None), (ROWS[1], Some(port_binding(new.0, 5)))],
+            port_groups: vec![node.group()],
+            ..SbUpdate::default()
+        }));
+        while node.carry_out_next() {}
+        node.waiting = None;
+        node.pass(2 * COMPARE_INTERVAL);
+        assert!(node.engine.switch.is_compared());
+        assert!(!is_open_at_all(&node, ADDRESS), "{new:?}");
     }
 }

@@ -200,6 +200,18 @@ impl Model {
     }
 }
 
+/// An edit plans each address to which it matters: another plan of all of them opens and closes nothing.
+fn check_planned(node: &mut Node, step: &Step) {
+    let before = flows(node);
+    let engine = &mut node.engine;
+    engine.out.begin(node.now);
+    let mut batch = engine.switch.begin(node.now);
+    engine.replan_all(&mut batch);
+    engine.finish(Some(batch), node.now);
+    node.obey();
+    assert_eq!(flows(node), before, "{step:?}");
+}
+
 fn edit_by_steps(node: &mut Node, model: &mut Model, first: First, rules: &[Rule], step: &Step) {
     let before = model.rules.clone();
     model.edit(rules, true);
@@ -288,6 +300,9 @@ fn run(way: Option<u32>, steps: Vec<Step>) {
             }
         }
         model.check_least(&node, [&model.rules, &model.rules], &step);
+        if matches!(step, Step::Edit(..) | Step::Restart { .. }) {
+            check_planned(&mut node, &step);
+        }
         node.pass(COMPARE_INTERVAL);
         model.check_least(&node, [&model.rules, &model.rules], &step);
         model.check_most(&node, &step);

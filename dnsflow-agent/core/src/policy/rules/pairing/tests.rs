@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -11,6 +13,7 @@ use crate::{
 const NAMES: [&str; 4] = ["a.test", "A.test", "*.a.test", "b.test"];
 const GROUPS: [&str; 2] = ["a1", "a2"];
 const ROWS: u128 = 5;
+const PRIORITIES: Range<u16> = 10_998..11_001;
 
 /// An ACL and its logical flows.
 type Rows = Option<(Acl, bool, Vec<LogicalFlow>)>;
@@ -90,10 +93,11 @@ fn logical_flow() -> impl Strategy<Value = LogicalFlow> {
         1 => Just("log(); next;"),
         1 => Just("frobnicate(); next;")
     ];
-    (acl_text(), test, actions, 4..6u8).prop_map(|(text, test, actions, table_id)| LogicalFlow {
+    let flow = (acl_text(), test, actions, 4..6u8, PRIORITIES);
+    flow.prop_map(|(text, test, actions, table_id, priority)| LogicalFlow {
         pipeline: Pipeline::Egress,
         table_id,
-        priority: 11_000,
+        priority,
         matches: format!("{test} && ({text})"),
         actions: actions.into(),
         stage_hint: None,
@@ -163,6 +167,39 @@ fn difference(
     changed.filter(|(_, names)| !names.is_empty()).collect()
 }
 
+/// The indices of each set are those of its rules.
+fn check_indices(rules: &NamespaceRules) {
+    for set in rules.sets.values() {
+        let places = |is_it: &dyn Fn(&ActiveRule) -> bool| {
+            let rules = set.rules().iter().enumerate();
+            let places = rules
+                .filter(|(_, rule)| is_it(rule))
+                .map(|(place, _)| place);
+            places.collect::<Vec<usize>>()
+        };
+        for priority in PRIORITIES {
+            let has_it = |rule: &ActiveRule| {
+                let mut templates = rule.templates.iter();
+                templates.any(|template| template.priority == priority)
+            };
+            let mut known = set.at_priority(priority).to_vec();
+            known.sort_unstable();
+            assert_eq!(known, places(&has_it));
+        }
+        let denials: Vec<(u32, usize)> = set.last_denials().collect();
+        assert!(denials.is_sorted_by(|one, next| one > next));
+        let index_of = |place: usize| set.rules()[place].index;
+        assert!(
+            denials
+                .iter()
+                .all(|(index, place)| index_of(*place) == *index)
+        );
+        let mut known: Vec<usize> = denials.into_iter().map(|(_, place)| place).collect();
+        known.sort_unstable();
+        assert_eq!(known, places(&|rule| rule.action == RuleAction::Deny));
+    }
+}
+
 /// What a set counts, beside its rules.
 fn counted(rules: &NamespaceRules) -> Vec<impl PartialEq + std::fmt::Debug> {
     let sets = rules.sets.iter().map(|(group, set)| {
@@ -201,6 +238,7 @@ proptest! {
                     prop_assert_eq!(difference(pairing.rules(), fresh.rules()), BTreeMap::new());
                     prop_assert_eq!(&pairing.rules().problems, &fresh.rules().problems);
                     prop_assert_eq!(counted(pairing.rules()), counted(fresh.rules()));
+                    check_indices(pairing.rules());
                     prop_assert_eq!(pairing.denying(), fresh.denying());
                     prop_assert_eq!(changes.names, difference(&before, pairing.rules()));
                     prop_assert_eq!(changes.problems, before.problems != pairing.rules().problems);
