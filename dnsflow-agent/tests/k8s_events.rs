@@ -10,7 +10,7 @@ use dnsflow_agent::k8s::{
 };
 use dnsflow_core::{
     io::report::{
-        Report,
+        PresentProblems, Report,
         Severity::{self, Caveat, NotInForce, Waiting},
     },
     values::limits::Limit,
@@ -34,13 +34,17 @@ fn start(server: &Server) -> (Reporter, Kubeconfig, JoinHandle<()>) {
 }
 
 fn problems(problems: &[(u32, &str, Severity)]) -> Report {
+    let mut present = BTreeMap::<Severity, PresentProblems>::new();
+    for (rule, text, severity) in problems {
+        let all = present.entry(*severity).or_default();
+        all.first.insert(*rule, (*text).to_owned());
+        all.count += 1;
+    }
     Report::Problems {
         namespace: "ns1".into(),
-        problems: problems
-            .iter()
-            .map(|&(rule, text, severity)| (rule, (text.to_owned(), severity)))
-            .collect::<BTreeMap<_, _>>(),
-        news: problems.iter().map(|(rule, ..)| *rule).collect(),
+        news: BTreeMap::new(),
+        over: Vec::new(),
+        present,
     }
 }
 

@@ -225,6 +225,9 @@ pub const REFUSED_BATCHES_MAX: usize = 1 << 12;
 pub const CHANGES_PER_BATCH_MAX: usize = 1 << 18;
 /// A pod whose answers change too many flows is reported this often.
 pub const LIMIT_REPORT_INTERVAL: Duration = Duration::from_secs(60);
+/// Problems of an EgressFirewall of one effect whose texts are in a report: of further ones, it has the rules or the
+/// number. A namespace has thousands of rules, and each edit of one makes a report on each node.
+pub const PROBLEM_TEXTS_MAX: usize = 8;
 /// Logical flows looked up in the switch for actions to copy.
 pub const ACTION_TEXTS_MAX: usize = 256;
 /// Former EgressFirewalls of a namespace that are remembered until OVN enforces a younger one. Only
