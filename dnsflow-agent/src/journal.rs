@@ -190,7 +190,10 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             ..of_port(Kind::WouldOpen, &port)
         },
         Report::Denied(denied) => {
-            let told: Vec<_> = denied.names.iter().map(ToString::to_string).collect();
+            let mut told: Vec<_> = denied.names.iter().map(ToString::to_string).collect();
+            if denied.names_left_out > 0 {
+                told.push(format!("{} older names", denied.names_left_out));
+            }
             Event {
                 name: denied.names.first().map(|told| told.name.to_string()),
                 addresses: vec![denied.attempt.address],

@@ -241,12 +241,14 @@ pub(super) fn tell(report: &Report) {
         ),
         Report::Denied(denied) => {
             let names = list(&denied.names);
+            let left_out = denied.names_left_out;
             debug!(
                 namespace = denied.namespace,
                 port = denied.port,
                 address = %denied.attempt.address,
                 transport = view::transport_text(denied.attempt.transport()),
                 names,
+                names_left_out = (left_out > 0).then_some(left_out),
                 rule = denied.rule,
                 reason = %denied,
                 "denied a connection"

@@ -1,3 +1,9 @@
+use dnsflow_core::{
+    Timestamp,
+    io::report::{Denied, ToldName},
+    values::{connection::Attempt, flow::Protocol},
+};
+
 use super::*;
 
 fn opened(port: &str) -> Report {
@@ -29,6 +35,41 @@ fn an_answer_becomes_an_event_of_its_pod() {
         "activation_us": 250,
     });
     assert_eq!(json, expected);
+}
+
+#[test]
+fn an_event_of_a_denied_connection_says_how_many_names_it_does_not_have() {
+    let text = |names_left_out| {
+        let told = ToldName {
+            name: "www.example.com".parse().expect("a name"),
+            ago: Duration::from_secs(2),
+            resolver: None,
+        };
+        let denied = Denied {
+            namespace: "ns1".into(),
+            port: "ns1_pod1".into(),
+            attempt: Attempt {
+                ifindex: 7,
+                protocol: Protocol::Tcp,
+                address: [203, 0, 113, 1].into(),
+                port: 443,
+                at: Timestamp::default(),
+            },
+            names: vec![told],
+            names_left_out,
+            reason: view::Reason::DeniedByRule,
+            rule: Some(0),
+            rule_text: "Deny dnsName: example.com".into(),
+            text: String::new(),
+            remedy: None,
+        };
+        event(SystemTime::UNIX_EPOCH, Report::Denied(Box::new(denied))).text
+    };
+    let rule = "rule 0 Deny dnsName: example.com";
+    let one = format!("www.example.com, told 2s ago; {rule}");
+    assert_eq!(text(0), one);
+    let many = format!("www.example.com, told 2s ago, 1992 older names; {rule}");
+    assert_eq!(text(1992), many);
 }
 
 fn pods(unread: &Unread) -> Vec<&str> {

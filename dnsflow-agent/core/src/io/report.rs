@@ -25,8 +25,12 @@ pub struct Denied {
     pub port: String,
     /// The attempt.
     pub attempt: Attempt,
-    /// The names that the pod was told the address for, the newest first.
+    /// The names that the pod was told the address for, the newest first: [`NAMES_PER_CONNECTION_MAX`] at most.
+    ///
+    /// [`NAMES_PER_CONNECTION_MAX`]: crate::values::limits::NAMES_PER_CONNECTION_MAX
     pub names: Vec<ToldName>,
+    /// The number of older ones.
+    pub names_left_out: usize,
     /// Why: the same as [`crate::ask::view::Explanation`] says.
     pub reason: Reason,
     /// The rule that decides, by its index in `spec.egress`.
@@ -47,6 +51,7 @@ impl Denied {
             port,
             attempt: _,
             names,
+            names_left_out: _,
             reason: _,
             rule: _,
             rule_text,

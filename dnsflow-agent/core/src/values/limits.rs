@@ -378,8 +378,9 @@ pub const ASKED_SERVERS: usize = 4096;
 pub const HISTORY_PER_INTERFACE: usize = 512;
 /// … and of all of them. With two names each, they take about ten megabytes.
 pub const HISTORY_CONNECTIONS: usize = 16_384;
-/// Names of one such place that are remembered, the newest ones.
-pub const HISTORY_NAMES_PER_CONNECTION_MAX: usize = 8;
+/// Names of one such place that are remembered, and of a denied connection that are reported, the newest ones: an address
+/// can have all denied names of its pod.
+pub const NAMES_PER_CONNECTION_MAX: usize = 8;
 /// Such a place is remembered for this long after the last attempt.
 pub const HISTORY_TIME: Duration = Duration::from_secs(3600);
 /// A denied connection to one place is reported once in this time.
