@@ -209,6 +209,26 @@ async fn an_interface_without_the_programs_becomes_an_event_of_its_pod() {
 }
 
 #[tokio::test]
+async fn an_event_that_the_api_server_refuses_delays_no_other() {
+    let mut server = Server::start("127.0.0.1:0").await;
+    let (reporter, _kubeconfig, _task) = start(&server);
+    for (namespace, code) in [("gone", 404), ("terminating", 403)] {
+        reporter.tell(&Report::NotAttached {
+            port: format!("{namespace}_web-0"),
+            pod_uid: None,
+            interface: "veth1".into(),
+            reason: "no such device".into(),
+        });
+        let request = server.request().await;
+        assert!(request.path().contains(namespace), "{}", request.path());
+        request.json(code, status(code)).await;
+    }
+    reporter.tell(&problems(&[(0, "bad", NotInForce)]));
+    assert_eq!(created(&mut server).await["note"], "rule 0: bad");
+    assert_eq!(reporter.counters().failures.load(Relaxed), 2);
+}
+
+#[tokio::test]
 async fn a_firewall_that_is_gone_gets_no_event() {
     let mut server = Server::start("127.0.0.1:0").await;
     let (reporter, _kubeconfig, _task) = start(&server);

@@ -7,6 +7,7 @@
 //! An Event's name is a hash of its content. So of all nodes with the same problem one creates the Event, and the
 //! others learn that it exists. Each node waits for a random part of [`SPREAD`] first. It creates at most
 //! [`ledger::BURST`] Events at once, and one per [`ledger::PAUSE`] after that; as many beside them about denied connections.
+//! An Event that the API server refuses counts as one, and keeps no other namespace's away.
 
 pub mod ledger;
 
@@ -232,7 +233,7 @@ pub struct EventCounters {
     pub known: AtomicU64,
     /// Attempts that failed.
     pub failures: AtomicU64,
-    /// Notices that were not taken, because too many waited.
+    /// Notices that were given up: too many waited, or a Pod's namespace is gone.
     pub dropped: AtomicU64,
 }
 
@@ -320,10 +321,13 @@ pub async fn post(options: ClientOptions, mut notices: Notices, spread: Duration
                 let counter = match outcome {
                     Outcome::Created => &notices.counters.created,
                     Outcome::Known => &notices.counters.known,
-                    Outcome::Failed => &notices.counters.failures,
+                    Outcome::Refused | Outcome::NoNamespace | Outcome::Failed => {
+                        &notices.counters.failures
+                    }
                 };
                 counter.fetch_add(1, Relaxed);
-                ledger.done(&posting, outcome, now());
+                let dropped = ledger.done(&posting, outcome, now());
+                notices.counters.dropped.fetch_add(dropped, Relaxed);
             }
         }
     }
@@ -363,7 +367,11 @@ impl Poster {
                 if self.causes.is_news(kind) {
                     tracing::warn!(cause, "cannot create an Event; trying again");
                 }
-                Outcome::Failed
+                match kind {
+                    403 => Outcome::Refused,
+                    404 => Outcome::NoNamespace,
+                    _ => Outcome::Failed,
+                }
             }
         }
     }
@@ -384,11 +392,13 @@ impl Poster {
             Some(pod) => of_pod(pod),
             None => {
                 let firewalls = Api::<Stored>::namespaced(client.clone(), namespace);
-                let firewall = firewalls.get_opt(NAME).await;
-                match firewall.map_err(|error| failed(&error))? {
-                    Some(firewall) => of_firewall(namespace, &firewall),
-                    // The EgressFirewall is gone.
-                    None => return Ok(Outcome::Known),
+                match firewalls.get(NAME).await {
+                    Ok(firewall) => of_firewall(namespace, &firewall),
+                    // The EgressFirewall is gone, or its whole kind.
+                    Err(kube::Error::Api(status)) if status.code == 404 => {
+                        return Ok(Outcome::Known);
+                    }
+                    Err(error) => return Err(failed(&error)),
                 }
             }
         };
