@@ -5,7 +5,7 @@
 //! reads or writes is counted instead.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     sync::{
         Mutex, PoisonError, TryLockError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -13,17 +13,26 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use dnsflow_core::{ask::view, io::report::Report, ovn::rows::pod_of_port};
+use dnsflow_core::{
+    ask::view,
+    io::report::{NewProblems, PresentProblems, Report, Severity},
+    ovn::rows::pod_of_port,
+};
 
 use crate::asking::{
     event::{Event, Kind},
     moment::rfc3339,
+    print::numbers,
 };
 
 /// Reports that are kept. At 300 bytes each, which is usual, they take 1.2 MB.
 pub const EVENTS_MAX: usize = 4096;
+/// The bytes of the reports that are kept. A pod or an EgressFirewall can have reports of some kilobytes.
+pub const BYTES_MAX: usize = 8 << 20;
 /// Reports that are copied at once: nobody can write meanwhile.
 const COPIED_AT_ONCE: usize = 64;
+/// The bytes of reports behind which no further one is copied at once.
+const COPIED_BYTES_AT_ONCE: usize = 64 << 10;
 
 /// The last reports.
 #[derive(Debug, Default)]
@@ -35,6 +44,8 @@ pub struct Journal {
 #[derive(Debug, Default)]
 struct Kept {
     reports: VecDeque<(SystemTime, Report)>,
+    /// The bytes that these take.
+    bytes: usize,
     /// The number of the report that comes next; the first one had number 0.
     next: u64,
 }
@@ -51,13 +62,22 @@ pub struct Unread {
 }
 
 impl Kept {
-    /// Adds a report; the oldest one goes if there is no room.
+    /// Adds a report; the oldest ones go if there is no room.
     fn push(&mut self, report: Report) {
         if self.reports.len() == EVENTS_MAX {
-            self.reports.pop_front();
+            self.drop_oldest();
         }
+        self.bytes += report.size();
         self.reports.push_back((SystemTime::now(), report));
         self.next += 1;
+        while self.bytes > BYTES_MAX {
+            self.drop_oldest();
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        let oldest = self.reports.pop_front();
+        self.bytes -= oldest.map_or(0, |(_, report)| report.size());
     }
 }
 
@@ -102,6 +122,12 @@ impl Journal {
             let oldest = kept.next - kept.reports.len() as u64;
             let skipped = usize::try_from(from.saturating_sub(oldest)).unwrap_or(usize::MAX);
             let reports = kept.reports.iter().skip(skipped).take(COPIED_AT_ONCE);
+            let mut bytes = 0;
+            let reports = reports.take_while(|(_, report)| {
+                let has_room = bytes < COPIED_BYTES_AT_ONCE;
+                bytes += report.size();
+                has_room
+            });
             let reports: Vec<_> = reports.cloned().collect();
             (oldest.saturating_sub(from), reports)
         };
@@ -164,7 +190,10 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             ..of_port(Kind::WouldOpen, &port)
         },
         Report::Denied(denied) => {
-            let told: Vec<_> = denied.names.iter().map(ToString::to_string).collect();
+            let mut told: Vec<_> = denied.names.iter().map(ToString::to_string).collect();
+            if denied.names_left_out > 0 {
+                told.push(format!("{} older names", denied.names_left_out));
+            }
             Event {
                 name: denied.names.first().map(|told| told.name.to_string()),
                 addresses: vec![denied.attempt.address],
@@ -203,20 +232,17 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
         },
         Report::Problems {
             namespace,
-            problems,
             news,
+            over,
+            present,
         } => {
-            let texts = problems.iter().filter(|(rule, _)| news.contains(rule));
-            let texts: Vec<_> = texts
-                .map(|(rule, (text, _))| format!("rule {rule}: {text}"))
-                .collect();
+            let text = problems_text(&news, &over, &present);
+            let mut rules: Vec<u32> = news.values().flat_map(NewProblems::rules).collect();
+            rules.sort_unstable();
             Event {
                 namespace: Some(namespace),
-                rules: problems.keys().copied().collect(),
-                text: match problems.is_empty() {
-                    true => "all rules are in force".to_owned(),
-                    false => texts.join("; "),
-                },
+                rules,
+                text,
                 ..base(Kind::RuleProblems)
             }
         }
@@ -294,6 +320,39 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             ..of_port(Kind::NotAttached, &port)
         },
     }
+}
+
+/// The new problems with their rules, the rules whose problems are over, and the number of the problems that stay.
+fn problems_text(
+    news: &BTreeMap<Severity, NewProblems>,
+    over: &[u32],
+    present: &BTreeMap<Severity, PresentProblems>,
+) -> String {
+    if present.is_empty() {
+        return "all rules are in force".to_owned();
+    }
+    let first: BTreeMap<&u32, &String> = news.values().flat_map(|new| &new.first).collect();
+    let first = first
+        .iter()
+        .map(|(rule, text)| format!("rule {rule}: {text}"));
+    let mut parts: Vec<String> = first.collect();
+    let others = news.values().filter(|new| !new.others.is_empty());
+    parts.extend(others.map(|new| {
+        let like = new.first.keys().copied().last().unwrap_or_default();
+        let others = numbers(&new.others);
+        format!("rules {others} have problems of the same kind as rule {like}")
+    }));
+    if !over.is_empty() {
+        let over = numbers(over);
+        parts.push(format!("the former problems of rules {over} are over"));
+    }
+    let new: usize = news.values().map(NewProblems::count).sum();
+    let all: usize = present.values().map(|present| present.count).sum();
+    match all.saturating_sub(new) {
+        0 => {}
+        others => parts.push(format!("{others} other problems stay")),
+    }
+    parts.join("; ")
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use dnsflow_agent::k8s::{
 };
 use dnsflow_core::{
     io::report::{
-        Report,
+        PresentProblems, Report,
         Severity::{self, Caveat, NotInForce, Waiting},
     },
     values::limits::Limit,
@@ -34,13 +34,17 @@ fn start(server: &Server) -> (Reporter, Kubeconfig, JoinHandle<()>) {
 }
 
 fn problems(problems: &[(u32, &str, Severity)]) -> Report {
+    let mut present = BTreeMap::<Severity, PresentProblems>::new();
+    for (rule, text, severity) in problems {
+        let all = present.entry(*severity).or_default();
+        all.first.insert(*rule, (*text).to_owned());
+        all.count += 1;
+    }
     Report::Problems {
         namespace: "ns1".into(),
-        problems: problems
-            .iter()
-            .map(|&(rule, text, severity)| (rule, (text.to_owned(), severity)))
-            .collect::<BTreeMap<_, _>>(),
-        news: problems.iter().map(|(rule, ..)| *rule).collect(),
+        news: BTreeMap::new(),
+        over: Vec::new(),
+        present,
     }
 }
 
@@ -202,6 +206,26 @@ async fn an_interface_without_the_programs_becomes_an_event_of_its_pod() {
         let name = event["metadata"]["name"].as_str().expect("a name");
         assert!(name.starts_with(&pod[..5]) && name.len() <= 253, "{name}");
     }
+}
+
+#[tokio::test]
+async fn an_event_that_the_api_server_refuses_delays_no_other() {
+    let mut server = Server::start("127.0.0.1:0").await;
+    let (reporter, _kubeconfig, _task) = start(&server);
+    for (namespace, code) in [("gone", 404), ("terminating", 403)] {
+        reporter.tell(&Report::NotAttached {
+            port: format!("{namespace}_web-0"),
+            pod_uid: None,
+            interface: "veth1".into(),
+            reason: "no such device".into(),
+        });
+        let request = server.request().await;
+        assert!(request.path().contains(namespace), "{}", request.path());
+        request.json(code, status(code)).await;
+    }
+    reporter.tell(&problems(&[(0, "bad", NotInForce)]));
+    assert_eq!(created(&mut server).await["note"], "rule 0: bad");
+    assert_eq!(reporter.counters().failures.load(Relaxed), 2);
 }
 
 #[tokio::test]

@@ -656,7 +656,8 @@ fn pod(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
-pub(crate) fn numbers(numbers: &[u32]) -> String {
+/// Numbers on one line.
+pub fn numbers(numbers: &[u32]) -> String {
     match numbers {
         [] => "none".to_owned(),
         _ => {

@@ -1,22 +1,16 @@
 //! Reports of the core as log events: one report, one event, with fields to filter by.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Display,
-};
+use std::{collections::BTreeMap, fmt::Display};
 
 use dnsflow_core::{
     ask::view,
     io::{
         input::LargeTable,
-        report::{NotTrusted, Report, Severity},
+        report::{NewProblems, NotTrusted, Report, Severity},
     },
     values::limits::Limit,
 };
 use tracing::{debug, info, warn};
-
-/// So many problems of one kind that come together get a line each; of more, one line tells.
-const LINES_MAX: usize = 8;
 
 /// Logs a report.
 pub(super) fn tell(report: &Report) {
@@ -170,23 +164,19 @@ pub(super) fn tell(report: &Report) {
         } => info!(added, removed, adopted, "corrected the flows of the switch"),
         Report::FlowsRefused { reason } => warn!(reason, "the switch refused flows"),
         Report::Problems {
-            namespace,
-            problems,
-            ..
-        } if problems.is_empty() => {
+            namespace, present, ..
+        } if present.is_empty() => {
             info!(namespace, "every rule of the EgressFirewall is in force")
         }
         Report::Problems {
-            namespace,
-            problems,
-            news,
+            namespace, news, ..
         } => {
             for ProblemLine {
                 rule,
                 problem,
                 severity,
                 like_it,
-            } in problem_lines(problems, news)
+            } in problem_lines(news)
             {
                 match (severity, like_it.is_empty()) {
                     (Severity::Waiting, true) => {
@@ -251,12 +241,14 @@ pub(super) fn tell(report: &Report) {
         ),
         Report::Denied(denied) => {
             let names = list(&denied.names);
+            let left_out = denied.names_left_out;
             debug!(
                 namespace = denied.namespace,
                 port = denied.port,
                 address = %denied.attempt.address,
                 transport = view::transport_text(denied.attempt.transport()),
                 names,
+                names_left_out = (left_out > 0).then_some(left_out),
                 rule = denied.rule,
                 reason = %denied,
                 "denied a connection"
@@ -292,30 +284,25 @@ struct ProblemLine<'a> {
     like_it: String,
 }
 
-/// What is to be said of the problems that are news.
-fn problem_lines<'a>(
-    problems: &'a BTreeMap<u32, (String, Severity)>,
-    news: &BTreeSet<u32>,
-) -> Vec<ProblemLine<'a>> {
+/// The lines about new problems: one for each, or one for all with the same effect if these are too many.
+fn problem_lines<'a>(news: &'a BTreeMap<Severity, NewProblems>) -> Vec<ProblemLine<'a>> {
     let kinds = [Severity::NotInForce, Severity::Caveat, Severity::Waiting];
-    let of_kind = |kind: Severity| {
-        let news = problems.iter().filter(|(rule, _)| news.contains(rule));
-        news.filter(move |(_, (_, severity))| *severity == kind)
-    };
-    let line = |(rule, (problem, severity)): (&u32, &'a (String, Severity)), like_it| ProblemLine {
-        rule: *rule,
-        problem,
-        severity: *severity,
-        like_it,
-    };
     let mut lines = Vec::new();
-    for kind in kinds {
-        let mut of_kind = of_kind(kind);
-        if of_kind.clone().count() <= LINES_MAX {
-            lines.extend(of_kind.map(|one| line(one, String::new())));
-        } else if let Some(first) = of_kind.next() {
-            let others = list(of_kind.map(|(rule, _)| rule));
-            lines.push(line(first, others));
+    for severity in kinds {
+        let Some(new) = news.get(&severity) else {
+            continue;
+        };
+        let line = |(rule, problem): (&u32, &'a String), like_it| ProblemLine {
+            rule: *rule,
+            problem,
+            severity,
+            like_it,
+        };
+        let mut first = new.first.iter();
+        if new.others.is_empty() {
+            lines.extend(first.map(|one| line(one, String::new())));
+        } else if let Some(one) = first.next() {
+            lines.push(line(one, list(new.rules().skip(1))));
         }
     }
     lines
@@ -327,22 +314,30 @@ mod tests {
 
     #[test]
     fn many_problems_of_one_kind_get_one_line() {
-        let problem = |severity| ("bad".to_owned(), severity);
-        let mut problems: BTreeMap<_, _> = (0..200)
-            .map(|rule| (rule, problem(Severity::Waiting)))
-            .collect();
-        problems.insert(7, problem(Severity::NotInForce));
-        let all: BTreeSet<u32> = problems.keys().copied().collect();
-        let lines = problem_lines(&problems, &all);
+        let new = |first: &[u32], others: &[u32]| NewProblems {
+            first: first.iter().map(|rule| (*rule, "bad".into())).collect(),
+            others: others.to_vec(),
+        };
+        let many: Vec<u32> = (9..200).collect();
+        let news = [
+            (Severity::Waiting, new(&[0, 1, 2, 3, 4, 5, 6, 8], &many)),
+            (Severity::NotInForce, new(&[7], &[])),
+        ];
+        let news = news.into();
+        let lines = problem_lines(&news);
         let short: Vec<_> = lines
             .iter()
             .map(|line| (line.rule, line.severity))
             .collect();
         assert_eq!(short, [(7, Severity::NotInForce), (0, Severity::Waiting)]);
         assert_eq!(lines[0].like_it, "");
-        assert!(lines[1].like_it.starts_with("1,2,3,4,5,6,8,"), "{lines:?}");
-        // What was told before is not told again.
-        assert_eq!(problem_lines(&problems, &[3, 4].into()).len(), 2);
-        assert_eq!(problem_lines(&problems, &BTreeSet::new()), []);
+        assert!(
+            lines[1].like_it.starts_with("1,2,3,4,5,6,8,9,"),
+            "{lines:?}"
+        );
+        assert!(lines[1].like_it.ends_with(",198,199"), "{lines:?}");
+        let few = [(Severity::Waiting, new(&[3, 4], &[]))];
+        assert_eq!(problem_lines(&few.into()).len(), 2);
+        assert_eq!(problem_lines(&BTreeMap::new()), []);
     }
 }

@@ -18,6 +18,7 @@ fn denied(namespace: &str, rule: Option<u32>) -> Denied {
             at: Timestamp::default(),
         },
         names: vec![],
+        names_left_out: 0,
         reason: Reason::DeniedByRule,
         rule,
         rule_text: String::new(),

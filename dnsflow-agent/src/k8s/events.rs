@@ -7,6 +7,7 @@
 //! An Event's name is a hash of its content. So of all nodes with the same problem one creates the Event, and the
 //! others learn that it exists. Each node waits for a random part of [`SPREAD`] first. It creates at most
 //! [`ledger::BURST`] Events at once, and one per [`ledger::PAUSE`] after that; as many beside them about denied connections.
+//! An Event that the API server refuses counts as one, and keeps no other namespace's away.
 
 pub mod ledger;
 
@@ -22,9 +23,9 @@ use std::{
 
 use dnsflow_core::{
     ask::view,
-    io::report::{Denied, Report, Severity},
+    io::report::{Denied, PresentProblems, Report, Severity},
     ovn::rows::pod_of_port,
-    values::limits::Limit,
+    values::limits::{Limit, PROBLEM_TEXTS_MAX},
 };
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
@@ -101,12 +102,10 @@ impl Notice {
     fn of(report: &Report) -> Option<Self> {
         match report {
             Report::Problems {
-                namespace,
-                problems,
-                ..
+                namespace, present, ..
             } => Some(Self::Rules {
                 namespace: namespace.clone(),
-                problems: noted(problems),
+                problems: noted(present),
             }),
             Report::LimitReached {
                 namespace,
@@ -204,21 +203,26 @@ fn denied_note(denied: &Denied) -> String {
 
 /// The problems for Events: all, or the first of each kind if there are more than
 /// [`ledger::BURST`].
-fn noted(problems: &BTreeMap<u32, (String, Severity)>) -> BTreeMap<u32, (String, bool)> {
+fn noted(present: &BTreeMap<Severity, PresentProblems>) -> BTreeMap<u32, (String, bool)> {
     let mut noted = BTreeMap::new();
     // A waiting rule is no longer waiting before anybody could read the Event.
-    for (kind, in_force) in [(Severity::NotInForce, false), (Severity::Caveat, true)] {
-        let mut of_kind = problems.iter().filter(|(_, (_, one))| *one == kind);
-        if of_kind.clone().count() <= ledger::BURST as usize {
-            let each = of_kind.map(|(rule, (problem, _))| (*rule, (problem.clone(), in_force)));
-            noted.extend(each);
-        } else if let Some((rule, (problem, _))) = of_kind.next() {
+    for (severity, in_force) in [(Severity::NotInForce, false), (Severity::Caveat, true)] {
+        let Some(PresentProblems { first, count }) = present.get(&severity) else {
+            continue;
+        };
+        let mut first = first.iter();
+        if *count <= ledger::BURST as usize {
+            noted.extend(first.map(|(rule, problem)| (*rule, (problem.clone(), in_force))));
+        } else if let Some((rule, problem)) = first.next() {
             let note = format!("(and others, which the agent's log names): {problem}");
             noted.insert(*rule, (note, in_force));
         }
     }
     noted
 }
+
+// A report has the texts of all problems that are told one by one.
+const _: () = assert!(ledger::BURST as usize <= PROBLEM_TEXTS_MAX);
 
 /// Counts of notices since the start.
 #[derive(Debug, Default)]
@@ -229,7 +233,7 @@ pub struct EventCounters {
     pub known: AtomicU64,
     /// Attempts that failed.
     pub failures: AtomicU64,
-    /// Notices that were not taken, because too many waited.
+    /// Notices that were given up: too many waited, or a Pod's namespace is gone.
     pub dropped: AtomicU64,
 }
 
@@ -317,10 +321,13 @@ pub async fn post(options: ClientOptions, mut notices: Notices, spread: Duration
                 let counter = match outcome {
                     Outcome::Created => &notices.counters.created,
                     Outcome::Known => &notices.counters.known,
-                    Outcome::Failed => &notices.counters.failures,
+                    Outcome::Refused | Outcome::NoNamespace | Outcome::Failed => {
+                        &notices.counters.failures
+                    }
                 };
                 counter.fetch_add(1, Relaxed);
-                ledger.done(&posting, outcome, now());
+                let dropped = ledger.done(&posting, outcome, now());
+                notices.counters.dropped.fetch_add(dropped, Relaxed);
             }
         }
     }
@@ -360,7 +367,11 @@ impl Poster {
                 if self.causes.is_news(kind) {
                     tracing::warn!(cause, "cannot create an Event; trying again");
                 }
-                Outcome::Failed
+                match kind {
+                    403 => Outcome::Refused,
+                    404 => Outcome::NoNamespace,
+                    _ => Outcome::Failed,
+                }
             }
         }
     }
@@ -381,11 +392,13 @@ impl Poster {
             Some(pod) => of_pod(pod),
             None => {
                 let firewalls = Api::<Stored>::namespaced(client.clone(), namespace);
-                let firewall = firewalls.get_opt(NAME).await;
-                match firewall.map_err(|error| failed(&error))? {
-                    Some(firewall) => of_firewall(namespace, &firewall),
-                    // The EgressFirewall is gone.
-                    None => return Ok(Outcome::Known),
+                match firewalls.get(NAME).await {
+                    Ok(firewall) => of_firewall(namespace, &firewall),
+                    // The EgressFirewall is gone, or its whole kind.
+                    Err(kube::Error::Api(status)) if status.code == 404 => {
+                        return Ok(Outcome::Known);
+                    }
+                    Err(error) => return Err(failed(&error)),
                 }
             }
         };
@@ -483,19 +496,24 @@ mod tests {
 
     #[test]
     fn of_many_problems_of_one_kind_the_first_is_noted() {
-        let problem = |severity| ("bad".to_owned(), severity);
-        let mut problems: BTreeMap<_, _> = (3..=7)
-            .map(|rule| (rule, problem(Severity::Caveat)))
-            .collect();
-        problems.insert(0, problem(Severity::Waiting));
-        problems.insert(1, problem(Severity::NotInForce));
-        let rules = |problems: &BTreeMap<u32, (String, Severity)>| -> Vec<u32> {
-            noted(problems).into_keys().collect()
+        let present = |rules: std::ops::RangeInclusive<u32>| PresentProblems {
+            count: rules.clone().count(),
+            first: rules.map(|rule| (rule, "bad".into())).collect(),
         };
-        assert_eq!(rules(&problems), [1, 3, 4, 5, 6, 7]);
-        problems.insert(8, problem(Severity::Caveat));
-        assert_eq!(rules(&problems), [1, 3]);
-        let (note, in_force) = &noted(&problems)[&3];
+        let problems = |caveats| {
+            let by_effect = [
+                (Severity::Waiting, present(0..=0)),
+                (Severity::NotInForce, present(1..=1)),
+                (Severity::Caveat, present(caveats)),
+            ];
+            noted(&by_effect.into())
+        };
+        let rules: Vec<u32> = problems(3..=7).into_keys().collect();
+        assert_eq!(rules, [1, 3, 4, 5, 6, 7]);
+        let many = problems(3..=8);
+        let rules: Vec<u32> = many.keys().copied().collect();
+        assert_eq!(rules, [1, 3]);
+        let (note, in_force) = &many[&3];
         assert!(note.contains("others") && *in_force, "{note}");
     }
 }

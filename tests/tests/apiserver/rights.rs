@@ -1,7 +1,11 @@
 //! Every call of the agent is judged by exactly the rights that `deploy/` grants: what is missing
 //! there fails here.
 
-use std::{collections::BTreeSet, process::Command, sync::atomic::Ordering::Relaxed};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::Command,
+    sync::atomic::Ordering::Relaxed,
+};
 
 use dnsflow_agent::k8s::{
     DnsService,
@@ -9,7 +13,7 @@ use dnsflow_agent::k8s::{
     watch_dns_services,
 };
 use dnsflow_core::{
-    io::report::{Report, Severity},
+    io::report::{PresentProblems, Report, Severity},
     values::resolver::Resolver,
 };
 use dnsflow_tests::{agent, support::not_run};
@@ -70,11 +74,15 @@ fn report(cluster: &Cluster) -> (Reporter, JoinHandle<()>) {
     let (reporter, notices) = channel();
     let options = cluster.agent_options();
     let task = tokio::spawn(post(options, notices, Duration::ZERO));
-    let problem = ("bad".to_owned(), Severity::NotInForce);
+    let problem = PresentProblems {
+        first: [(0, "bad".to_owned())].into(),
+        count: 1,
+    };
     reporter.tell(&Report::Problems {
         namespace: "ns1".into(),
-        problems: [(0, problem)].into(),
-        news: [0].into(),
+        news: BTreeMap::new(),
+        over: Vec::new(),
+        present: [(Severity::NotInForce, problem)].into(),
     });
     (reporter, task)
 }

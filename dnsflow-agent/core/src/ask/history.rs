@@ -15,8 +15,7 @@ use crate::{
         connection::Attempt,
         flow::{Protocol, Transport},
         limits::{
-            HISTORY_CONNECTIONS, HISTORY_NAMES_PER_CONNECTION_MAX, HISTORY_PER_INTERFACE,
-            HISTORY_TIME,
+            HISTORY_CONNECTIONS, HISTORY_PER_INTERFACE, HISTORY_TIME, NAMES_PER_CONNECTION_MAX,
         },
         name::DomainName,
         verdict::{Reason, Verdict},
@@ -32,7 +31,7 @@ pub struct Tried {
     pub port: String,
     /// The attempt.
     pub attempt: Attempt,
-    /// The names that the pod was told the address for, the newest first.
+    /// The names that the pod was told the address for, the newest first: [`NAMES_PER_CONNECTION_MAX`] at most.
     pub names: Vec<DomainName>,
     /// Whether the rules allow it.
     pub verdict: Verdict,
@@ -154,13 +153,13 @@ impl History {
                         seen.tried.names.push(name);
                     }
                 }
-                seen.tried.names.truncate(HISTORY_NAMES_PER_CONNECTION_MAX);
+                seen.tried.names.truncate(NAMES_PER_CONNECTION_MAX);
                 seen.last = now;
                 seen.count += 1;
             }
             None => {
                 let mut tried = tried;
-                tried.names.truncate(HISTORY_NAMES_PER_CONNECTION_MAX);
+                tried.names.truncate(NAMES_PER_CONNECTION_MAX);
                 let seen = Seen {
                     tried,
                     first: now,

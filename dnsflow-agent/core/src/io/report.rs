@@ -25,8 +25,12 @@ pub struct Denied {
     pub port: String,
     /// The attempt.
     pub attempt: Attempt,
-    /// The names that the pod was told the address for, the newest first.
+    /// The names that the pod was told the address for, the newest first: [`NAMES_PER_CONNECTION_MAX`] at most.
+    ///
+    /// [`NAMES_PER_CONNECTION_MAX`]: crate::values::limits::NAMES_PER_CONNECTION_MAX
     pub names: Vec<ToldName>,
+    /// The number of older ones.
+    pub names_left_out: usize,
     /// Why: the same as [`crate::ask::view::Explanation`] says.
     pub reason: Reason,
     /// The rule that decides, by its index in `spec.egress`.
@@ -37,6 +41,30 @@ pub struct Denied {
     pub text: String,
     /// The change that would allow it.
     pub remedy: Option<String>,
+}
+
+impl Denied {
+    /// The bytes of its texts and lists.
+    fn rest_size(&self) -> usize {
+        let Self {
+            namespace,
+            port,
+            attempt: _,
+            names,
+            names_left_out: _,
+            reason: _,
+            rule: _,
+            rule_text,
+            text,
+            remedy,
+        } = self;
+        let names = names
+            .iter()
+            .map(|told| size_of_val(told) + told.name.wire().len());
+        let remedy = remedy.as_ref().map_or(0, String::len);
+        let texts = namespace.len() + port.len() + rule_text.len() + text.len();
+        names.sum::<usize>() + texts + remedy
+    }
 }
 
 /// A name that a pod was told an address for.
@@ -83,7 +111,7 @@ impl fmt::Display for Denied {
 }
 
 /// The effect of a problem on its rule.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Severity {
     /// The usual short wait for OVN.
     Waiting,
@@ -91,6 +119,40 @@ pub enum Severity {
     NotInForce,
     /// The rule is in force, but does less than people may expect.
     Caveat,
+}
+
+/// The new problems of an EgressFirewall with the same effect.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct NewProblems {
+    /// The texts of the first ones by rule index, [`PROBLEM_TEXTS_MAX`] at most.
+    ///
+    /// [`PROBLEM_TEXTS_MAX`]: crate::values::limits::PROBLEM_TEXTS_MAX
+    pub first: BTreeMap<u32, String>,
+    /// The rules with the others, in order.
+    pub others: Vec<u32>,
+}
+
+/// All problems of an EgressFirewall with the same effect.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct PresentProblems {
+    /// The texts of the first ones by rule index, [`PROBLEM_TEXTS_MAX`] at most.
+    ///
+    /// [`PROBLEM_TEXTS_MAX`]: crate::values::limits::PROBLEM_TEXTS_MAX
+    pub first: BTreeMap<u32, String>,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl NewProblems {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.first.len() + self.others.len()
+    }
+
+    /// The rules that have them, in order.
+    pub fn rules(&self) -> impl Iterator<Item = u32> {
+        self.first.keys().chain(&self.others).copied()
+    }
 }
 
 /// Why DNS answers at a port are ignored.
@@ -235,10 +297,12 @@ pub enum Report {
     Problems {
         /// Its namespace.
         namespace: String,
-        /// By rule index: the problem, and its effect on the rule.
-        problems: BTreeMap<u32, (String, Severity)>,
-        /// The rules whose problem was not reported before, also not for another index.
-        news: BTreeSet<u32>,
+        /// The problems that were not reported before, also not for another index, by their effect.
+        news: BTreeMap<Severity, NewProblems>,
+        /// The former indices, in order, of rules without a new problem whose former one no rule has any more.
+        over: Vec<u32>,
+        /// All problems, by their effect. None: every rule is in force.
+        present: BTreeMap<Severity, PresentProblems>,
     },
     /// A pod was told more than a limit allows: an address that was open is closed, or a new one not
     /// opened, or one that a rule denies not closed.
@@ -265,4 +329,103 @@ pub enum Report {
         /// Why.
         reason: String,
     },
+}
+
+impl Report {
+    /// The bytes that the report takes in memory, with its texts and lists.
+    pub fn size(&self) -> usize {
+        let texts = |problems: &BTreeMap<u32, String>| {
+            let texts: usize = problems.values().map(String::len).sum();
+            problems.len() * size_of::<(u32, String)>() + texts
+        };
+        let rest = match self {
+            Self::Ready { .. }
+            | Self::MarksEndNowhere
+            | Self::TableTooLarge(_)
+            | Self::TableReadAgain { .. }
+            | Self::ForeignFlow { .. }
+            | Self::Restored { .. }
+            | Self::Unblocked { .. }
+            | Self::Resynced { .. } => 0,
+            Self::Opened {
+                namespace,
+                port,
+                name,
+                addresses,
+                rules,
+                ..
+            } => {
+                let texts = namespace.len() + port.len() + name.wire().len();
+                texts + size_of_val(&addresses[..]) + size_of_val(&rules[..])
+            }
+            Self::WouldOpen {
+                port,
+                name,
+                addresses,
+                rules,
+            } => {
+                let texts = port.len() + name.wire().len();
+                texts + size_of_val(&addresses[..]) + size_of_val(&rules[..])
+            }
+            Self::PortNotTrusted { port, reason } => {
+                let network = match reason {
+                    NotTrusted::SecondaryNetwork(network) => network.len(),
+                    NotTrusted::NoAddresses => 0,
+                };
+                port.len() + network
+            }
+            Self::ClusterNetworks { networks, .. } => size_of_val(&networks[..]),
+            Self::AllowedAnyway(networks) => {
+                let reasons: usize = networks.values().map(BTreeSet::len).sum();
+                networks.len() * size_of::<(IpNet, BTreeSet<&str>)>() + reasons * size_of::<&str>()
+            }
+            Self::ResolverCovered { by, .. } => {
+                by.iter().map(|one| size_of_val(one) + one.len()).sum()
+            }
+            Self::AddressRefused { port, name, .. } => port.len() + name.wire().len(),
+            Self::Trusting(resolvers) => resolvers.len() * size_of::<Resolver>(),
+            Self::FlowsRefused { reason } => reason.len(),
+            Self::Problems {
+                namespace,
+                news,
+                over,
+                present,
+            } => {
+                let new = news
+                    .values()
+                    .map(|new| size_of_val(new) + texts(&new.first) + size_of_val(&new.others[..]));
+                let present = present
+                    .values()
+                    .map(|present| size_of_val(present) + texts(&present.first));
+                namespace.len()
+                    + size_of_val(&over[..])
+                    + new.sum::<usize>()
+                    + present.sum::<usize>()
+            }
+            Self::LimitReached {
+                namespace,
+                port,
+                limit,
+                ..
+            } => {
+                let name = if let Limit::AddressesOfName(name) = limit {
+                    name.wire().len()
+                } else {
+                    0
+                };
+                namespace.len() + port.len() + name
+            }
+            Self::Denied(denied) => size_of_val(&**denied) + denied.rest_size(),
+            Self::NotAttached {
+                port,
+                pod_uid,
+                interface,
+                reason,
+            } => {
+                let uid = pod_uid.as_ref().map_or(0, String::len);
+                port.len() + uid + interface.len() + reason.len()
+            }
+        };
+        size_of_val(self) + rest
+    }
 }

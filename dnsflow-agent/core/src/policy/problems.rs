@@ -5,7 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use crate::{io::report::Report, policy::rules::Problem};
+use crate::{
+    io::report::{NewProblems, PresentProblems, Report, Severity},
+    policy::rules::Problem,
+    values::limits::PROBLEM_TEXTS_MAX,
+};
 
 /// Problems by rule index.
 type ByIndex = BTreeMap<u32, Problem>;
@@ -70,17 +74,33 @@ impl Problems {
         if reported == Some(&problems) || (reported.is_none() && problems.is_empty()) {
             return None;
         }
-        let reported = reported.into_iter().flat_map(BTreeMap::values);
-        let reported: HashSet<&Problem> = reported.collect();
-        let news = problems.iter();
-        let news = news.filter(|(_, problem)| !reported.contains(problem));
+        let before = reported.into_iter().flatten();
+        let known: HashSet<&Problem> = before.clone().map(|(_, problem)| problem).collect();
+        let stays: HashSet<&Problem> = problems.values().collect();
+        let mut news: BTreeMap<Severity, NewProblems> = BTreeMap::new();
+        let mut present: BTreeMap<Severity, PresentProblems> = BTreeMap::new();
+        for (index, problem) in &problems {
+            let all = present.entry(problem.severity()).or_default();
+            if all.count < PROBLEM_TEXTS_MAX {
+                all.first.insert(*index, problem.to_string());
+            }
+            all.count += 1;
+            if known.contains(problem) {
+                continue;
+            }
+            let new = news.entry(problem.severity()).or_default();
+            match new.first.len() < PROBLEM_TEXTS_MAX {
+                true => drop(new.first.insert(*index, problem.to_string())),
+                false => new.others.push(*index),
+            }
+        }
+        let is_new = |index| problems.get(index).is_some_and(|one| !known.contains(one));
+        let over = before.filter(|(index, one)| !stays.contains(one) && !is_new(index));
         let report = Report::Problems {
             namespace: namespace.clone(),
-            news: news.map(|(index, _)| *index).collect(),
-            problems: problems
-                .iter()
-                .map(|(index, problem)| (*index, (problem.to_string(), problem.severity())))
-                .collect(),
+            news,
+            over: over.map(|(index, _)| *index).collect(),
+            present,
         };
         match problems.is_empty() {
             true => self.reported.remove(&namespace),

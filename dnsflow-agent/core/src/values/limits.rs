@@ -225,6 +225,9 @@ pub const REFUSED_BATCHES_MAX: usize = 1 << 12;
 pub const CHANGES_PER_BATCH_MAX: usize = 1 << 18;
 /// A pod whose answers change too many flows is reported this often.
 pub const LIMIT_REPORT_INTERVAL: Duration = Duration::from_secs(60);
+/// Problems of an EgressFirewall of one effect whose texts are in a report: of further ones, it has the rules or the
+/// number. A namespace has thousands of rules, and each edit of one makes a report on each node.
+pub const PROBLEM_TEXTS_MAX: usize = 8;
 /// Logical flows looked up in the switch for actions to copy.
 pub const ACTION_TEXTS_MAX: usize = 256;
 /// Former EgressFirewalls of a namespace that are remembered until OVN enforces a younger one. Only
@@ -375,8 +378,9 @@ pub const ASKED_SERVERS: usize = 4096;
 pub const HISTORY_PER_INTERFACE: usize = 512;
 /// … and of all of them. With two names each, they take about ten megabytes.
 pub const HISTORY_CONNECTIONS: usize = 16_384;
-/// Names of one such place that are remembered, the newest ones.
-pub const HISTORY_NAMES_PER_CONNECTION_MAX: usize = 8;
+/// Names of one such place that are remembered, and of a denied connection that are reported, the newest ones: an address
+/// can have all denied names of its pod.
+pub const NAMES_PER_CONNECTION_MAX: usize = 8;
 /// Such a place is remembered for this long after the last attempt.
 pub const HISTORY_TIME: Duration = Duration::from_secs(3600);
 /// A denied connection to one place is reported once in this time.

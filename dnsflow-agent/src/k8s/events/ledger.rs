@@ -23,8 +23,10 @@ pub const BURST: u32 = 5;
 pub const PAUSE: Duration = Duration::from_secs(60);
 /// The wait after an attempt that failed; it doubles from one to the next.
 pub const RETRY_MIN: Duration = Duration::from_secs(5);
-/// The longest wait after an attempt that failed.
+/// The longest wait after an attempt that failed or was refused.
 pub const RETRY_MAX: Duration = Duration::from_secs(300);
+/// So many refusals, the last of which says that there is no such namespace, end what was to be said of its Pods.
+pub const REFUSALS_MAX: u32 = 3;
 
 /// What an entry is about.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -85,7 +87,11 @@ pub enum Outcome {
     Created,
     /// There is such an Event already, or nothing to say it of.
     Known,
-    /// Neither: try again.
+    /// The API server takes no Event in this namespace (403): it is terminating, or has a quota.
+    Refused,
+    /// There is no such namespace (404).
+    NoNamespace,
+    /// None of these, as without an answer: try again.
     Failed,
 }
 
@@ -107,11 +113,31 @@ pub struct Ledger {
     of_others: Turns,
 }
 
+/// The turns of one namespace.
+#[derive(Debug, Default)]
+struct Turn {
+    /// When the last attempt ended, whatever came of it.
+    last: Timestamp,
+    /// How many attempts were refused since an Event was created or known.
+    refusals: u32,
+    /// After a refusal, no attempt before this.
+    not_before: Timestamp,
+}
+
+impl Turn {
+    /// The API server has refused an Event.
+    fn refused(&mut self, now: Timestamp) {
+        let doubled = 1 << self.refusals.min(8);
+        self.not_before = now + (PAUSE * doubled).min(RETRY_MAX);
+        self.refusals = self.refusals.saturating_add(1);
+    }
+}
+
 /// Which namespace is next, and when the next Event may be created.
 #[derive(Debug)]
 struct Turns {
-    /// When an Event was last created in each namespace: in the last [`REPEAT`], and in each with entries.
-    posted: BTreeMap<String, Timestamp>,
+    /// Those of the namespaces that have had one in the last [`REPEAT`], or have had one and have entries.
+    of_namespaces: BTreeMap<String, Turn>,
     /// How many Events may be created at once, and since when one more is on its way.
     tokens: u32,
     refill_from: Timestamp,
@@ -123,7 +149,7 @@ struct Turns {
 impl Default for Turns {
     fn default() -> Self {
         Self {
-            posted: BTreeMap::new(),
+            of_namespaces: BTreeMap::new(),
             tokens: BURST,
             refill_from: Timestamp::default(),
             not_before: Timestamp::default(),
@@ -133,17 +159,20 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// When the next Event may be created.
-    fn next(&self) -> Timestamp {
+    /// When the next Event of a namespace may be created.
+    fn next(&self, namespace: &str) -> Timestamp {
+        let turn = self.of_namespaces.get(namespace);
+        let not_before = turn.map_or(self.not_before, |turn| turn.not_before.max(self.not_before));
         match self.tokens {
-            0 => self.not_before.max(self.refill_from + PAUSE),
-            _ => self.not_before,
+            0 => not_before.max(self.refill_from + PAUSE),
+            _ => not_before,
         }
     }
 
     /// The namespace that has had its turn longest ago comes first.
     fn last_of(&self, namespace: &str) -> Timestamp {
-        self.posted.get(namespace).copied().unwrap_or_default()
+        let turn = self.of_namespaces.get(namespace);
+        turn.map(|turn| turn.last).unwrap_or_default()
     }
 
     /// An Event is about to be created.
@@ -158,19 +187,20 @@ impl Turns {
         self.tokens = self.tokens.saturating_sub(1);
     }
 
-    /// It was not created.
+    /// The API server has not answered as it should: others wait, too.
     fn failed(&mut self, now: Timestamp) {
         self.tokens = (self.tokens + 1).min(BURST);
         self.not_before = now + self.retry;
         self.retry = (self.retry * 2).min(RETRY_MAX);
     }
 
-    /// An Event was created. These namespaces have entries.
-    fn posted(&mut self, namespace: &str, waiting: &BTreeSet<String>, now: Timestamp) {
-        self.retry = RETRY_MIN;
-        self.posted
-            .retain(|one, at| now.since(*at) < REPEAT || waiting.contains(one));
-        self.posted.insert(namespace.to_owned(), now);
+    /// A namespace has had its turn. Those in `waiting` have entries.
+    fn took(&mut self, namespace: &str, waiting: &BTreeSet<String>, now: Timestamp) -> &mut Turn {
+        self.of_namespaces
+            .retain(|one, turn| now.since(turn.last) < REPEAT || waiting.contains(one));
+        let turn = self.of_namespaces.entry(namespace.to_owned()).or_default();
+        turn.last = now;
+        turn
     }
 }
 
@@ -282,22 +312,24 @@ impl Ledger {
     }
 
     /// When an entry may be said.
-    fn may_be_said(&self, about: &About, entry: &Entry) -> Timestamp {
-        let turn = self.turns(about).next();
+    fn may_be_said(&self, namespace: &str, about: &About, entry: &Entry) -> Timestamp {
+        let turn = self.turns(about).next(namespace);
         entry.due.max(turn)
     }
 
     /// When [`poll`](Self::poll) has something.
     pub fn next_due(&self) -> Option<Timestamp> {
         let entries = self.entries.iter();
-        let due = entries.map(|((_, about), entry)| self.may_be_said(about, entry));
+        let due =
+            entries.map(|((namespace, about), entry)| self.may_be_said(namespace, about, entry));
         due.min()
     }
 
     /// The next Event to be created, if it is time for one. [`done`](Self::done) must follow.
     pub fn poll(&mut self, now: Timestamp) -> Option<Posting> {
         let due = self.entries.iter();
-        let due = due.filter(|((_, about), entry)| self.may_be_said(about, entry) <= now);
+        let due = due
+            .filter(|((namespace, about), entry)| self.may_be_said(namespace, about, entry) <= now);
         // Namespaces take turns: what many rules or pods of one have to say is not before the others.
         let next = due.min_by_key(|((namespace, about), entry)| {
             let last = self.turns(about).last_of(namespace);
@@ -314,33 +346,65 @@ impl Ledger {
         Some(posting)
     }
 
-    /// What became of it.
-    pub fn done(&mut self, posting: &Posting, outcome: Outcome, now: Timestamp) {
-        let key = (posting.namespace.clone(), posting.about.clone());
+    /// What became of it. Returns how much is given up.
+    pub fn done(&mut self, posting: &Posting, outcome: Outcome, now: Timestamp) -> u64 {
+        let Posting {
+            namespace, about, ..
+        } = posting;
+        let waiting = self.entries.keys().map(|(namespace, _)| namespace.clone());
+        let waiting: BTreeSet<String> = waiting.collect();
+        let turns = self.turns_mut(about);
         match outcome {
-            Outcome::Failed => {
-                self.turns_mut(&posting.about).failed(now);
+            Outcome::Failed => turns.failed(now),
+            Outcome::Created | Outcome::Known | Outcome::Refused | Outcome::NoNamespace => {
+                turns.retry = RETRY_MIN;
+            }
+        }
+        // Also a turn without success is one: what cannot be said keeps nothing else away.
+        let turn = turns.took(namespace, &waiting, now);
+        match outcome {
+            Outcome::Failed => {}
+            Outcome::Refused => turn.refused(now),
+            Outcome::NoNamespace => {
+                turn.refused(now);
+                if turn.refusals >= REFUSALS_MAX {
+                    return self.give_up_pods(namespace);
+                }
             }
             Outcome::Created | Outcome::Known => {
-                let waiting = self.entries.keys().map(|(namespace, _)| namespace.clone());
-                let waiting: BTreeSet<String> = waiting.collect();
-                let turns = self.turns_mut(&posting.about);
-                turns.posted(&posting.namespace, &waiting, now);
-                match &posting.about {
-                    // A limit is told again when it is met again, and so is an interface that fails again.
-                    About::Name(_) | About::Pod(_) => drop(self.entries.remove(&key)),
-                    About::Denials => {
-                        self.entries.remove(&key);
-                        self.denied.insert(key.0, now);
-                    }
-                    About::Rule(_) => {
-                        if let Some(entry) = self.entries.get_mut(&key) {
-                            entry.due = now + REPEAT;
-                        }
-                    }
+                (turn.refusals, turn.not_before) = Default::default();
+                self.said(posting, now);
+            }
+        }
+        0
+    }
+
+    /// It was said, by this node or another one.
+    fn said(&mut self, posting: &Posting, now: Timestamp) {
+        let key = (posting.namespace.clone(), posting.about.clone());
+        match &posting.about {
+            // A limit is told again when it is met again, and so is an interface that fails again.
+            About::Name(_) | About::Pod(_) => drop(self.entries.remove(&key)),
+            About::Denials => {
+                self.entries.remove(&key);
+                self.denied.insert(key.0, now);
+            }
+            About::Rule(_) => {
+                if let Some(entry) = self.entries.get_mut(&key) {
+                    entry.due = now + REPEAT;
                 }
             }
         }
+    }
+
+    /// Gives up what was to be said of the Pods of a namespace. Returns how much it is.
+    fn give_up_pods(&mut self, namespace: &str) -> u64 {
+        let before = self.entries.len();
+        self.entries.retain(|(one, about), _| match about {
+            About::Pod(_) => one != namespace,
+            About::Rule(_) | About::Name(_) | About::Denials => true,
+        });
+        (before - self.entries.len()) as u64
     }
 }
 

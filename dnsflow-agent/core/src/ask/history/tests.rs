@@ -126,11 +126,11 @@ fn names_of_one_place_have_a_limit_and_namespaces_are_apart() {
     history.note(tried("p1", 1, 443, &names[..10]), at(0));
     history.note(tried("p1", 1, 443, &names[10..]), at(1));
     let seen = all(&mut history, at(1));
-    assert_eq!(seen[0].names.len(), HISTORY_NAMES_PER_CONNECTION_MAX);
+    assert_eq!(seen[0].names.len(), NAMES_PER_CONNECTION_MAX);
     assert_eq!(seen[0].names[0], "n10.test");
     history.note(tried("p1", 1, 80, &names[..10]), at(1));
     let seen = all(&mut history, at(1));
-    assert_eq!(seen[0].names.len(), HISTORY_NAMES_PER_CONNECTION_MAX);
+    assert_eq!(seen[0].names.len(), NAMES_PER_CONNECTION_MAX);
     assert!(history.places(Some("ns2"), at(1)).is_empty());
     assert_eq!(history.places(Some("ns1"), at(1)).len(), 2);
 }

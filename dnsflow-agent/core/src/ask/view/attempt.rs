@@ -1,6 +1,6 @@
 //! The verdict over a pod's attempt to connect, by the same walk through the rules as an explanation.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 use super::{
     Reason, Verdict, View,
@@ -13,7 +13,10 @@ use crate::{
     io::report::{Denied, ToldName},
     pods::ports::Port,
     policy::Mention,
-    values::{connection::Attempt, firewall::RuleAction},
+    values::{
+        connection::Attempt, firewall::RuleAction, ids::PortId, limits::NAMES_PER_CONNECTION_MAX,
+        name::DomainName, resolver::Resolver,
+    },
 };
 
 /// The verdict over an attempt.
@@ -26,6 +29,41 @@ pub enum Judged {
     Allowed(Box<Tried>),
     /// It is denied.
     Denied(Box<Tried>, Box<Denied>),
+}
+
+/// The newest names that lead a pod to an address, in order, and the number of all.
+#[derive(Debug, Default)]
+struct Newest<'a> {
+    /// How long ago each was told, and by whom, where that is known.
+    names: Vec<(Duration, &'a DomainName, Option<Resolver>)>,
+    count: usize,
+}
+
+impl<'a> Newest<'a> {
+    /// Adds a name that was told so long ago.
+    fn add(
+        &mut self,
+        ago: Duration,
+        name: &'a DomainName,
+        resolver: impl FnOnce() -> Option<Resolver>,
+    ) {
+        self.count += 1;
+        let at = self.names.partition_point(|(known, ..)| *known <= ago);
+        if at < NAMES_PER_CONNECTION_MAX {
+            self.names.truncate(NAMES_PER_CONNECTION_MAX - 1);
+            self.names.insert(at, (ago, name, resolver()));
+        }
+    }
+
+    /// The newest names, for a report.
+    fn told(&self) -> Vec<ToldName> {
+        let told = self.names.iter().map(|(ago, name, resolver)| ToldName {
+            name: (*name).clone(),
+            ago: *ago,
+            resolver: *resolver,
+        });
+        told.collect()
+    }
 }
 
 impl View<'_> {
@@ -66,32 +104,16 @@ impl View<'_> {
             return Judged::NotJudged;
         }
         let is_allowed = ruling.verdict == Verdict::Allowed;
-        let mut names: Vec<ToldName> = self
-            .cache
-            .entry(id, address)
-            .into_iter()
-            .flat_map(|entry| entry.names.iter())
-            .map(|(name, term)| ToldName {
-                name: name.clone(),
-                ago: self.cache.told_since(term, now),
-                resolver: self.resolver(term),
-            })
-            .collect();
-        for heard in heard {
-            if names.iter().all(|told| told.name != heard.name) {
-                names.push(ToldName {
-                    name: heard.name.clone(),
-                    ago: now.since(heard.at),
-                    resolver: Some(heard.resolver),
-                });
-            }
-        }
-        names.sort_by_key(|told| told.ago);
+        let names = self.newest(id, address, heard, now);
         let tried = Box::new(Tried {
             namespace: namespace.to_owned(),
             port: row.iface_id.clone(),
             attempt: *attempt,
-            names: names.iter().map(|told| told.name.clone()).collect(),
+            names: names
+                .names
+                .iter()
+                .map(|(_, name, _)| (*name).clone())
+                .collect(),
             verdict: match is_allowed {
                 true => Verdict::Allowed,
                 false => Verdict::Blocked,
@@ -114,7 +136,8 @@ impl View<'_> {
             namespace: tried.namespace.clone(),
             port: tried.port.clone(),
             attempt: *attempt,
-            names,
+            names: names.told(),
+            names_left_out: names.count - names.names.len(),
             reason: ruling.reason,
             rule: ruling.rule,
             rule_text: rule.map(rule_text).unwrap_or_default(),
@@ -122,6 +145,29 @@ impl View<'_> {
             remedy,
         };
         Judged::Denied(tried, Box::new(denied))
+    }
+
+    /// The newest names of an address of a port, with those that were heard of.
+    fn newest<'a>(
+        &'a self,
+        id: PortId,
+        address: IpAddr,
+        heard: &'a [Heard],
+        now: Timestamp,
+    ) -> Newest<'a> {
+        let known = self.cache.entry(id, address).map(|entry| &entry.names);
+        let mut newest = Newest::default();
+        for (name, term) in known.into_iter().flat_map(|names| names.iter()) {
+            let ago = self.cache.told_since(term, now);
+            newest.add(ago, name, || self.resolver(term));
+        }
+        for heard in heard {
+            if known.is_none_or(|names| names.until(&heard.name).is_none()) {
+                let ago = now.since(heard.at);
+                newest.add(ago, &heard.name, || Some(heard.resolver));
+            }
+        }
+        newest
     }
 
     /// Whether a name counts that was heard of. Of one that a rule mentions by now, only the cache counts.

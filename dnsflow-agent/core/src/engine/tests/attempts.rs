@@ -8,7 +8,7 @@ use crate::{
         view::{Judged, Reason, Verdict},
     },
     io::report::Denied,
-    values::connection::Attempt,
+    values::{connection::Attempt, limits::NAMES_PER_CONNECTION_MAX},
 };
 
 /// A pod of ns1 tries to connect to port 443 over TCP.
@@ -199,4 +199,36 @@ fn before_everything_is_read_nothing_is_judged() {
     let mut attempts = Attempts::new(DnsPorts::DNS);
     let judged = judge(&node, &mut attempts, attempt(&node, "p1", "203.0.113.1"));
     assert_eq!(judged, Judged::NotJudged);
+}
+
+/// The report of a denied connection to an address with so many names, of which a rule denies each. The last one was told
+/// a second ago, and the one before it two.
+fn denied_with_names(count: usize) -> Denied {
+    let names: Vec<String> = (0..count).map(|i| format!("d{i:04}.test")).collect();
+    let rules: Vec<Rule> = names.iter().map(|name| deny(name)).collect();
+    let (mut node, mut attempts) = node(&rules);
+    for (at, name) in names.iter().enumerate() {
+        if at + 2 >= count {
+            node.pass(Duration::from_secs(1));
+        }
+        node.answer("p1", &format!("www.{name}"), &[ADDRESS], 3600);
+    }
+    node.pass(Duration::from_secs(1));
+    denied(&node, &mut attempts, "203.0.113.1")
+}
+
+#[test]
+fn the_report_of_a_denied_connection_does_not_grow_with_the_names_of_the_address() {
+    let counts = [NAMES_PER_CONNECTION_MAX + 1, 300];
+    let [few, many] = counts.map(|count| {
+        let denied = denied_with_names(count);
+        assert_eq!(denied.names.len(), NAMES_PER_CONNECTION_MAX);
+        assert_eq!(denied.names_left_out, count - denied.names.len());
+        let newest = denied.names.iter().take(2);
+        let newest = newest.map(|told| (told.name.to_string(), told.ago.as_secs()));
+        let told = |back| format!("www.d{:04}.test", count - back);
+        assert!(newest.eq([(told(1), 1), (told(2), 2)]), "{denied:?}");
+        Report::Denied(Box::new(denied)).size()
+    });
+    assert_eq!(many, few);
 }

@@ -1,6 +1,6 @@
 //! Rules that come, go and change, and what OVN makes of them.
 
-use super::*;
+use super::{reports::Told, *};
 use crate::{
     io::input::AttachCommand,
     ovn::{
@@ -326,12 +326,9 @@ fn the_table_is_found_beside_many_rules_that_ovn_installs_nothing_for() {
 }
 
 /// What is wrong, as it was told last.
-fn problems_told(node: &Node) -> BTreeMap<u32, (String, Severity)> {
-    let told = node.reports.iter().rev().find_map(|report| match report {
-        Report::Problems { problems, .. } => Some(problems.clone()),
-        _ => None,
-    });
-    told.unwrap_or_default()
+fn problems_told(node: &Node) -> Told {
+    let last = super::reports::problems_told(node).pop();
+    last.map(|(_, told)| told).unwrap_or_default()
 }
 
 #[test]

@@ -1,7 +1,34 @@
 //! What people are told.
 
 use super::*;
-use crate::values::limits::{REPORT_BURST_TIME, REPORT_INTERVAL};
+use crate::{
+    io::report::{NewProblems, PresentProblems},
+    values::limits::{PROBLEM_TEXTS_MAX, REPORT_BURST_TIME, REPORT_INTERVAL},
+};
+
+/// The problems of a namespace's rules, by rule index.
+pub(super) type Told = BTreeMap<u32, (String, Severity)>;
+
+/// All problems of an EgressFirewall with few, as a report of them has them.
+fn told_of(present: &BTreeMap<Severity, PresentProblems>) -> Told {
+    let told = present.iter().flat_map(|(severity, present)| {
+        assert_eq!(present.count, present.first.len());
+        let first = present.first.iter();
+        first.map(|(rule, text)| (*rule, (text.clone(), *severity)))
+    });
+    told.collect()
+}
+
+/// By namespace, the problems in the reports so far.
+pub(super) fn problems_told(node: &Node) -> Vec<(&str, Told)> {
+    let told = node.reports.iter().filter_map(|report| match report {
+        Report::Problems {
+            namespace, present, ..
+        } => Some((namespace.as_str(), told_of(present))),
+        _ => None,
+    });
+    told.collect()
+}
 
 /// As many reports are given out at once.
 const BURST: u64 = REPORT_BURST_TIME.as_secs() / REPORT_INTERVAL.as_secs();
@@ -27,50 +54,129 @@ fn problems_are_told_once_and_withdrawn() {
     node.reports.clear();
     node.set_firewall(&[allow("example.com"), deny_all()]);
     node.set_firewall(&[allow("example.com"), deny_all()]);
-    let problems: Vec<_> = node
-        .reports
-        .drain(..)
-        .filter_map(|report| match report {
-            Report::Problems { problems, .. } => Some(problems),
-            _ => None,
-        })
-        .collect();
+    let problems = problems_told(&node);
     assert_eq!(problems.len(), 1);
     assert_eq!(
-        problems[0][&0],
+        problems[0].1[&0],
         (
             "waiting for OVN's ACL for dnsName `example.com`".to_owned(),
             Severity::Waiting
         )
     );
     node.set_ovn(&[allow("example.com"), deny_all()]);
-    let last = node.reports.iter().rev().find_map(|report| match report {
-        Report::Problems { problems, .. } => Some(problems.clone()),
-        _ => None,
-    });
-    assert_eq!(last, Some(BTreeMap::new()));
+    assert_eq!(problems_told(&node).pop(), Some(("ns1", Told::new())));
 }
 
 #[test]
 fn what_was_told_is_no_news_at_another_index_either() {
     let mut node = Node::with(&[deny("a.test"), deny("b.test")]);
-    let news = |node: &mut Node| {
+    // By report, the new problems, those that are over, and the number of all.
+    let told = |node: &mut Node| {
         let reports = std::mem::take(&mut node.reports);
-        let news = reports.into_iter().filter_map(|report| match report {
-            Report::Problems { news, problems, .. } => Some((news, problems.len())),
+        let told = reports.into_iter().filter_map(|report| match report {
+            Report::Problems {
+                news,
+                over,
+                present,
+                ..
+            } => {
+                let news = news.values().flat_map(NewProblems::rules);
+                let news: Vec<u32> = news.collect();
+                Some((news, over, told_of(&present).len()))
+            }
             _ => None,
         });
-        news.last()
+        told.collect::<Vec<_>>()
     };
-    assert_eq!(news(&mut node), Some(([0, 1].into(), 2)));
+    assert_eq!(told(&mut node).pop(), Some((vec![0, 1], vec![], 2)));
     let edited = [deny("c.test"), deny("a.test"), deny("b.test")];
     node.set_firewall(&edited);
     node.set_ovn(&edited);
-    assert_eq!(news(&mut node), Some(([0].into(), 3)));
+    assert_eq!(told(&mut node).pop(), Some((vec![0], vec![], 3)));
     let fewer = [deny("c.test"), deny("b.test")];
     node.set_firewall(&fewer);
+    assert_eq!(told(&mut node), [(vec![], vec![1], 2)]);
     node.set_ovn(&fewer);
-    assert_eq!(news(&mut node), Some((BTreeSet::new(), 2)));
+    let last = told(&mut node).pop().expect("a report");
+    assert_eq!((last.0, last.2), (vec![], 2));
+}
+
+/// Gives an EgressFirewall to ns2, which has no pod here.
+fn set_firewall_of_ns2(node: &mut Node, rules: &[Rule]) {
+    let id = FirewallId {
+        namespace: "ns2".into(),
+        name: FIREWALL_NAME.into(),
+    };
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: false,
+        firewalls: vec![(id, Some(firewall(rules)))],
+    }));
+}
+
+/// So many rules that deny by name, with a caveat each.
+fn denials(count: usize) -> Vec<Rule> {
+    (0..count).map(|i| deny(&format!("n{i:04}.test"))).collect()
+}
+
+/// The reports about so many rules with a caveat each: that of all, and that of an edit of one of them. The namespace
+/// has a pod here, or none.
+fn reports_of_edit(rules: usize, is_local: bool) -> [Report; 2] {
+    let mut node = Node::with(&[]);
+    let mut set = |rules: &[Rule]| {
+        node.reports.clear();
+        match is_local {
+            true => node.set_firewall(rules),
+            false => set_firewall_of_ns2(&mut node, rules),
+        }
+        let of_problems = |report: &Report| matches!(report, Report::Problems { .. });
+        node.reports.retain(of_problems);
+        node.reports.pop().expect("a report")
+    };
+    let mut rules = denials(rules);
+    let of_all = set(&rules);
+    rules[7] = deny("edit.test");
+    [of_all, set(&rules)]
+}
+
+#[test]
+fn the_report_of_an_edit_does_not_grow_with_the_problems_of_the_other_rules() {
+    for is_local in [false, true] {
+        let [few, many] = [20, 8001].map(|rules| {
+            let [_, of_edit] = reports_of_edit(rules, is_local);
+            let Report::Problems {
+                news,
+                over,
+                present,
+                ..
+            } = &of_edit
+            else {
+                panic!("{of_edit:?}");
+            };
+            let counts: Vec<usize> = present.values().map(|present| present.count).collect();
+            assert_eq!(counts, [rules]);
+            let news: Vec<u32> = news.values().flat_map(NewProblems::rules).collect();
+            assert_eq!((news, &over[..]), (vec![7], &[][..]));
+            of_edit.size()
+        });
+        assert_eq!(many, few);
+    }
+}
+
+#[test]
+fn a_report_of_many_new_problems_has_the_texts_of_the_first_and_the_rules_of_the_others() {
+    let [of_all, _] = reports_of_edit(8001, false);
+    let Report::Problems { news, present, .. } = &of_all else {
+        panic!("{of_all:?}");
+    };
+    let (new, all) = (&news[&Severity::Caveat], &present[&Severity::Caveat]);
+    assert!(new.rules().eq(0..8001));
+    assert_eq!((new.first.len(), all.count), (PROBLEM_TEXTS_MAX, 8001));
+    assert_eq!(new.first, all.first);
+    assert!(new.first[&7].contains("`n0007.test`"));
+    let [of_few, _] = reports_of_edit(PROBLEM_TEXTS_MAX, false);
+    // A rule beyond the texts costs its index.
+    let others = 8001 - PROBLEM_TEXTS_MAX;
+    assert_eq!(of_all.size() - of_few.size(), others * size_of::<u32>());
 }
 
 #[test]
@@ -104,33 +210,17 @@ fn that_no_dns_server_is_trusted_is_told_once_the_cluster_was_asked() {
 #[test]
 fn nothing_is_waited_for_in_a_namespace_without_a_pod_here() {
     let mut node = Node::with(&[deny_all()]);
-    let id = FirewallId {
-        namespace: "ns2".into(),
-        name: FIREWALL_NAME.into(),
-    };
     let invalid = Rule {
         destination: Destination::Invalid("bad".into()),
         ..deny_all()
     };
-    let firewall = Firewall {
-        rules: [allow("example.com"), invalid].into(),
-        ..Firewall::default()
-    };
-    node.give(Input::Firewalls(FirewallUpdate {
-        reset: false,
-        firewalls: vec![(id, Some(firewall))],
-    }));
+    set_firewall_of_ns2(&mut node, &[allow("example.com"), invalid]);
     let told = |node: &mut Node| {
-        let reports = std::mem::take(&mut node.reports);
-        let of_ns2 = reports.into_iter().filter_map(|report| match report {
-            Report::Problems {
-                namespace,
-                problems,
-                ..
-            } if namespace == "ns2" => Some(problems.into_keys().collect::<Vec<u32>>()),
-            _ => None,
-        });
-        of_ns2.collect::<Vec<_>>()
+        let told = problems_told(node).into_iter();
+        let of_ns2 = told.filter(|(namespace, _)| *namespace == "ns2");
+        let told: Vec<Vec<u32>> = of_ns2.map(|(_, told)| told.into_keys().collect()).collect();
+        node.reports.clear();
+        told
     };
     assert_eq!(told(&mut node), [[1]]);
     let row = RowId::new(0x222);

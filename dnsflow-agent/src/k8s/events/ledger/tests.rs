@@ -296,3 +296,92 @@ fn namespaces_with_news_at_all_times_delay_no_other_without_end() {
     }
     assert!(matches!(told[..], [60..=70]), "{told:?}");
 }
+
+fn not_attached(namespace: &str, pod: &str) -> Notice {
+    Notice::One {
+        namespace: namespace.into(),
+        about: About::Pod(PodRef {
+            namespace: namespace.into(),
+            name: pod.into(),
+            uid: Some(pod.into()),
+        }),
+        reason: "NotAttached",
+        note: "no such device".into(),
+    }
+}
+
+/// The API server gives this answer to each Event of `first`. Returns after how many seconds a rule of another namespace
+/// is told, within a day.
+fn rule_is_told_behind(first: &[Notice], outcome: Outcome) -> Option<u64> {
+    let mut ledger = Ledger::default();
+    for notice in first {
+        ledger.take(notice.clone(), at(0), NONE);
+    }
+    ledger.take(rules("quiet", &[(0, "bad")]), at(1), NONE);
+    (0..86_400).find(|second| {
+        let posting = ledger.poll(at(*second));
+        posting.is_some_and(|posting| {
+            let is_quiet = posting.namespace == "quiet";
+            let outcome = if is_quiet { Outcome::Created } else { outcome };
+            ledger.done(&posting, outcome, at(*second));
+            is_quiet
+        })
+    })
+}
+
+/// The namespace of a Pod is deleted before the Event is created, or a finalizer keeps one terminating.
+#[test]
+fn an_event_that_cannot_be_created_keeps_no_other_away() {
+    let of_pods: Vec<Notice> = (0..ENTRIES_PER_NAMESPACE_MAX)
+        .map(|pod| not_attached("gone", &format!("web-{pod}")))
+        .collect();
+    let of_rules = [rules("terminating", &[(0, "bad"), (1, "bad")])];
+    for first in [&of_pods[..1], &of_pods, &of_rules] {
+        for outcome in [Outcome::Refused, Outcome::NoNamespace, Outcome::Created] {
+            assert_eq!(rule_is_told_behind(first, outcome), Some(1), "{outcome:?}");
+        }
+        // It waits with all others until the API server is back.
+        let told = rule_is_told_behind(first, Outcome::Failed);
+        assert_eq!(told, Some(RETRY_MIN.as_secs()));
+    }
+}
+
+#[test]
+fn refusals_are_tried_again_at_growing_distances_whatever_is_new_in_the_namespace() {
+    let mut ledger = Ledger::default();
+    let mut now = at(0);
+    let mut waits = Vec::new();
+    for text in ["a", "b", "c", "d", "e"] {
+        ledger.take(rules("terminating", &[(0, text)]), now, NONE);
+        let posting = ledger.poll(now).expect("it is time");
+        assert_eq!(ledger.done(&posting, Outcome::Refused, now), 0);
+        ledger.take(rules("terminating", &[(0, text), (1, text)]), now, NONE);
+        let due = ledger.next_due().expect("it is still to be said");
+        waits.push(due.since(now).as_secs());
+        now = due;
+    }
+    assert_eq!(waits, [60, 120, 240, 300, 300]);
+    // The namespace has its quota again.
+    assert_eq!(said(&mut ledger, now).len(), 2);
+    ledger.take(rules("terminating", &[(0, "other")]), now, NONE);
+    assert_eq!(said(&mut ledger, now).len(), 1);
+}
+
+#[test]
+fn what_is_to_be_said_of_pods_is_given_up_with_their_namespace() {
+    let mut ledger = Ledger::default();
+    let mut attempts = 0;
+    let mut given_up = 0;
+    for pod in ["web-0", "web-1"] {
+        ledger.take(not_attached("gone", pod), at(0), NONE);
+    }
+    ledger.take(not_attached("other", "web-0"), at(0), Duration::MAX / 2);
+    for second in 0..86_400 {
+        if let Some(posting) = ledger.poll(at(second)) {
+            attempts += 1;
+            given_up += ledger.done(&posting, Outcome::NoNamespace, at(second));
+        }
+    }
+    assert_eq!((attempts, given_up), (REFUSALS_MAX, 2));
+    assert_eq!(ledger.entries.len(), 1);
+}
