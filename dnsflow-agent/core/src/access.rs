@@ -35,7 +35,7 @@ use crate::{
     },
     values::{
         connection::BlockedConnection,
-        firewall::RuleAction,
+        firewall::{Rule, RuleAction},
         flow::{Cookie, Ends, FlowKey, InstalledFlow, Target, Traffic},
         ids::PortId,
         limits::{Limit, MARK_SLACK, NAMES_PER_ADDRESS_MAX, UNKNOWN_MAX},
@@ -156,6 +156,9 @@ impl<'a> Access<'a> {
         }
     }
 }
+
+/// By namespace and address, the rules that match packets to the address by it alone.
+type RulesByAddress<'a> = HashMap<(&'a str, IpAddr), Vec<(u32, &'a Rule)>>;
 
 impl Access<'_> {
     /// Counts and reports the plans that have not all flows of their rules.
@@ -587,9 +590,19 @@ impl Access<'_> {
         &mut self.plans.planner
     }
 
-    /// Whether a flow of ours in the switch lets the pod's packets of this connection pass. A
-    /// connection that OVN alone allows or denies is left as it is.
-    pub(crate) fn lets_pass(&self, connection: &BlockedConnection) -> bool {
+    /// Leaves only connections that a flow of ours in the switch lets pass. A connection that OVN alone allows or denies
+    /// is none of them.
+    pub(crate) fn retain_passing(&self, connections: &mut Vec<BlockedConnection>) {
+        let mut by_address = HashMap::new();
+        connections.retain(|connection| self.lets_pass(connection, &mut by_address));
+    }
+
+    /// Whether a flow of ours in the switch lets the pod's packets of this connection pass.
+    fn lets_pass<'a>(
+        &'a self,
+        connection: &BlockedConnection,
+        by_address: &mut RulesByAddress<'a>,
+    ) -> bool {
         let port = self.ports.named(&connection.port);
         let Some((id, port)) = port.and_then(|id| Some((id, self.ports.get(id)?))) else {
             return false;
@@ -602,17 +615,27 @@ impl Access<'_> {
             return false;
         };
         let sets = self.policy.sets(&port.row);
-        let mut rules = sets.iter().flat_map(|set| set.rules());
-        let rule = rules.find(|rule| {
-            let mut templates = rule.templates.iter();
-            templates.any(|template| template.priority == priority)
+        let rule = sets.into_iter().find_map(|set| {
+            let first = *set.at_priority(priority).first()?;
+            set.rules().get(first)
         });
-        rule.is_some_and(|rule| {
-            rule.action == RuleAction::Allow
-                && !self
-                    .policy
-                    .is_denied_before(&rule.namespace, rule.index, connection)
-        })
+        let Some(rule) = rule.filter(|rule| rule.action == RuleAction::Allow) else {
+            return false;
+        };
+        let key = (&*rule.namespace, connection.dst);
+        let by_address = by_address.entry(key).or_insert_with(|| {
+            let rules = self
+                .policy
+                .rules_by_address(&rule.namespace, connection.dst);
+            rules.collect()
+        });
+        let mut before = by_address
+            .iter()
+            .take_while(|(index, _)| *index < rule.index);
+        let decides =
+            |rule: &Rule| rule.ports.is_empty() || connection.is_for(rule.ports.iter().copied());
+        let deciding = before.find(|(_, rule)| decides(rule));
+        deciding.is_none_or(|(_, rule)| rule.action == RuleAction::Allow)
     }
 
     // What the switch has.

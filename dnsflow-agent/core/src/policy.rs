@@ -38,8 +38,7 @@ use crate::{
         tables::Tables,
     },
     values::{
-        connection::BlockedConnection,
-        firewall::{Destination, Firewall, FirewallUpdate, Rule, RuleAction},
+        firewall::{Destination, Firewall, FirewallUpdate, Rule},
         ids::PortId,
         limits::COUNTED_PER_NAMESPACE_MAX,
         name::DomainName,
@@ -88,6 +87,9 @@ pub(crate) struct Policy {
     copy_at: Option<Timestamp>,
     tables: Tables,
     cached_actions: CachedActions,
+    /// How many rules were looked at for one that matches an address.
+    #[cfg(test)]
+    pub(crate) looked_at: std::cell::Cell<usize>,
 }
 
 impl Policy {
@@ -109,6 +111,8 @@ impl Policy {
             copy_at: None,
             tables: Tables::new(marks),
             cached_actions: CachedActions::new(),
+            #[cfg(test)]
+            looked_at: std::cell::Cell::default(),
         }
     }
 
@@ -530,24 +534,20 @@ impl Policy {
         (understood && cookies.len() <= COUNTED_PER_NAMESPACE_MAX).then_some(cookies)
     }
 
-    /// Whether a rule before `index` of the EgressFirewall denies these packets by their address.
-    /// Rules by name or by node are not looked at.
-    pub(crate) fn is_denied_before(
+    /// The rules of the EgressFirewall that match packets to an address by it alone, in their order, with their
+    /// indices: no rules by name or by node.
+    pub(crate) fn rules_by_address(
         &self,
         namespace: &str,
-        index: u32,
-        connection: &BlockedConnection,
-    ) -> bool {
+        address: IpAddr,
+    ) -> impl Iterator<Item = (u32, &Rule)> {
         let rules = self.enforced(namespace).map(|firewall| &firewall.rules[..]);
-        let before = usize::try_from(index).unwrap_or(usize::MAX);
-        let decides = |rule: &&Rule| {
-            let is_there = matches!(&rule.destination, Destination::Cidr(network) if network.contains(&connection.dst));
-            is_there && (rule.ports.is_empty() || connection.is_for(rule.ports.iter().copied()))
-        };
-        let mut rules = rules.unwrap_or_default().iter().take(before);
-        rules
-            .find(decides)
-            .is_some_and(|rule| rule.action == RuleAction::Deny)
+        let rules = (0..).zip(rules.unwrap_or_default());
+        rules.filter(move |(_, rule)| {
+            #[cfg(test)]
+            self.looked_at.update(|looked_at| looked_at + 1);
+            matches!(&rule.destination, Destination::Cidr(network) if network.contains(&address))
+        })
     }
 
     /// The namespace of the pod that an interface belongs to.

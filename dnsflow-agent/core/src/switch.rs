@@ -931,7 +931,7 @@ impl Switch {
         out: &mut Output,
     ) {
         let now = out.now();
-        connections.retain(|connection| access.lets_pass(connection));
+        access.retain_passing(&mut connections);
         self.blocked_searches.found(connections.len(), more, now);
         if !connections.is_empty() {
             out.command(Command::Unblock(connections));

@@ -76,7 +76,10 @@ fn the_core_depends_on_no_edge_and_no_runtime() {
         entries(&manifest, "[dependencies]"),
         DEPENDENCIES_OF_THE_CORE
     );
-    assert_eq!(entries(&manifest, "[dev-dependencies]"), ["proptest", "strsim"]);
+    assert_eq!(
+        entries(&manifest, "[dev-dependencies]"),
+        ["proptest", "strsim"]
+    );
     let sections: Vec<&str> = manifest
         .lines()
         .filter(|line| line.starts_with('[') && line.contains("dependencies"))

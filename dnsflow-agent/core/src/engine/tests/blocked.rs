@@ -1,6 +1,6 @@
 //! Connections that OVN has blocked while a flow of ours was missing.
 
-use super::*;
+use super::{crashes::follow, explain::cidr, *};
 use crate::switch::blocked::{SEARCH_INTERVAL, SEARCHES_MAX, SEARCHES_MIN};
 
 /// The address that the pods are told.
@@ -218,4 +218,36 @@ fn a_look_that_finds_what_it_may_not_touch_ends() {
     node.wipe();
     node.pass(LOOKED);
     assert_eq!(node.looks(), usize::from(SEARCHES_MIN));
+}
+
+/// A search finds thousands.
+#[test]
+fn blocked_connections_to_an_address_are_compared_with_each_rule_once() {
+    let others = (0..100).map(|index| allow(&format!("other{index}.test")));
+    let denied = Rule {
+        ports: vec![Transport {
+            protocol: Protocol::Tcp,
+            port: Some(22),
+        }],
+        ..cidr(RuleAction::Deny, "203.0.113.0/24")
+    };
+    let rules = others.chain([denied, allow("example.com"), deny_all()]);
+    let rules: Vec<Rule> = rules.collect();
+    let mut node = Node::with(&rules);
+    follow(&mut node, &rules);
+    node.pass(LOOKED);
+    node.answer("p1", "example.com", &[TOLD], 3600);
+    let connections = (1..=500).flat_map(|src_port| {
+        [443, 22].map(|port| BlockedConnection {
+            src_port,
+            ..connection("p1", 5, TOLD, port)
+        })
+    });
+    let before = node.engine.policy.looked_at.get();
+    node.give(Input::Blocked {
+        connections: connections.collect(),
+        more: false,
+    });
+    assert_eq!(node.engine.counters().connections_unblocked, 500);
+    assert_eq!(node.engine.policy.looked_at.get() - before, rules.len());
 }

@@ -136,7 +136,7 @@ fn rows_of(rules: &[Rule]) -> (NbUpdate, Vec<(RowId, Option<LogicalFlow>)>) {
 }
 
 /// OVN enforces all of these rules.
-fn follow(node: &mut Node, rules: &[Rule]) {
+pub(super) fn follow(node: &mut Node, rules: &[Rule]) {
     let (acls, logical_flows) = rows_of(rules);
     node.give(Input::Nb(acls));
     node.give(Input::Sb(SbUpdate {

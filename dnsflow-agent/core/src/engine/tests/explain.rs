@@ -5,7 +5,7 @@ use std::{net::SocketAddr, ops::Range};
 use dnsflow_common::question::question_hash;
 use ipnet::IpNet;
 
-use super::{limits::many, restart::after_restart_with, starts::is_open, *};
+use super::{crashes::follow, limits::many, restart::after_restart_with, starts::is_open, *};
 use crate::{
     ask::{
         attempts::{AskedServer, Heard, HeardAt},
@@ -91,7 +91,7 @@ fn heard(node: &Node, pod: &str, name: &str) -> HeardAt {
     }
 }
 
-fn cidr(action: RuleAction, network: &str) -> Rule {
+pub(super) fn cidr(action: RuleAction, network: &str) -> Rule {
     Rule {
         action,
         destination: Destination::Cidr(network.parse::<IpNet>().expect("a network")),
@@ -1161,20 +1161,7 @@ fn denials(rules: Range<usize>, port: Option<u16>) -> impl Iterator<Item = Rule>
 fn told_denied_names(rules: &[Rule], told: usize) -> Node {
     let rules: Vec<Rule> = rules.iter().cloned().chain([deny_all()]).collect();
     let mut node = Node::with(&rules);
-    let indices = 0..u32::try_from(rules.len()).expect("few");
-    node.give(Input::Nb(NbUpdate {
-        acls: indices
-            .clone()
-            .map(|index| (acl_row(index), acl(index, &rules)))
-            .collect(),
-        ..NbUpdate::default()
-    }));
-    node.give(Input::Sb(SbUpdate {
-        logical_flows: indices
-            .map(|index| (logical_flow_row(index), logical_flow(index, &rules)))
-            .collect(),
-        ..SbUpdate::default()
-    }));
+    follow(&mut node, &rules);
     node.pass(Duration::from_secs(1));
     let in_front = "a.".repeat(110);
     for index in 0..told {
