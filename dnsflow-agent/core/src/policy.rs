@@ -30,11 +30,8 @@ use crate::{
         firewalls::Firewalls,
         local::Local,
         plan::{PortFacts, RuleInPlace},
-        problems::Problems,
-        rules::{
-            AlikeNames, ChangedRules, Problem, RuleSet, is_dry_run, pairing::PairingChanges,
-            problems_of_resource,
-        },
+        problems::{Changed, Problems},
+        rules::{AlikeNames, ChangedRules, Problem, RuleSet, is_dry_run, pairing::PairingChanges},
         tables::Tables,
     },
     values::{
@@ -136,7 +133,18 @@ impl Policy {
     pub(crate) fn problem_at(&self, namespace: &str, index: u32) -> Option<&Problem> {
         match self.locals.get(namespace) {
             Some(local) => local.problem_at(index),
-            None => self.problems.elsewhere_at(namespace, index),
+            None => self
+                .problems
+                .elsewhere_at(namespace, index)
+                .map(Arc::as_ref),
+        }
+    }
+
+    /// The same, to keep it.
+    fn kept_problem_at(&self, namespace: &str, index: u32) -> Option<Arc<Problem>> {
+        match self.locals.get(namespace) {
+            Some(local) => local.problem_at(index).cloned().map(Arc::new),
+            None => self.problems.elsewhere_at(namespace, index).cloned(),
         }
     }
 
@@ -205,6 +213,12 @@ impl Policy {
     ) -> BTreeSet<String> {
         let is_local = |namespace: &str| self.locals.contains_key(namespace);
         self.firewalls.apply(update, is_local, now)
+    }
+
+    /// How many rules were looked at for problems by the resource, and for reports.
+    #[cfg(test)]
+    pub(crate) fn problem_work(&self) -> usize {
+        self.problems.work
     }
 
     /// How many former EgressFirewalls of a namespace are remembered.
@@ -365,9 +379,14 @@ impl Policy {
             local.names_version = self.pairings;
         }
         let is_late = self.firewalls.is_late(namespace);
-        let is_news = local.judge_latest(firewall, older.is_some(), is_late);
-        if is_new || changes.problems || is_news {
-            self.problems.note(namespace);
+        let judged = local.judge_latest(firewall, older.is_some(), is_late);
+        match is_new {
+            true => self.problems.note_all(namespace),
+            false => {
+                let changed = std::mem::take(&mut changes.problems);
+                self.problems
+                    .note(namespace, changed.into_iter().chain(judged));
+            }
         }
         let groups = self.changed_groups(namespace, &before, &local, &mut changes);
         self.locals.insert(key, local);
@@ -417,12 +436,13 @@ impl Policy {
         known: Option<Local>,
     ) -> BTreeMap<String, ChangedRules> {
         self.firewalls.left(namespace);
-        let problems = self.present(namespace).map(problems_of_resource);
+        let rules = self.present(namespace);
+        let rules = rules.map(|firewall| Arc::clone(&firewall.rules));
         self.problems
-            .set_elsewhere(namespace, problems.unwrap_or_default());
+            .set_elsewhere(namespace, &rules.unwrap_or_default());
         let mut groups = BTreeMap::new();
         if let Some(local) = known {
-            self.problems.note(namespace);
+            self.problems.note_all(namespace);
             for group in local.pairing.rules().sets.keys() {
                 self.namespace_by_group.remove(group);
                 self.moved_groups.insert(group.clone());
@@ -434,11 +454,27 @@ impl Policy {
 
     /// Reports the problems of EgressFirewalls that have changed.
     pub(crate) fn tell_problems(&mut self, out: &mut Output) {
-        for namespace in self.problems.take_changed() {
-            let problems = self.problems(&namespace);
-            let problems = problems.map(|(index, problem)| (index, problem.clone()));
-            let problems = problems.collect();
-            if let Some(report) = self.problems.report(namespace, problems) {
+        for (namespace, changed) in self.problems.take_changed() {
+            let rules = match changed {
+                Changed::Of(rules) => rules,
+                Changed::All => {
+                    let rules = self.problems(&namespace).map(|(index, _)| index);
+                    let reported = self.problems.reported_rules(&namespace);
+                    rules.chain(reported).collect()
+                }
+            };
+            #[cfg(test)]
+            {
+                self.problems.work += rules.len();
+            }
+            let is_other = |index: &u32| {
+                let reported = self.problems.reported_at(&namespace, *index);
+                reported != self.problem_at(&namespace, *index)
+            };
+            let changed = rules.into_iter().filter(is_other);
+            let changed = changed.map(|index| (index, self.kept_problem_at(&namespace, index)));
+            let changed = changed.collect();
+            if let Some(report) = self.problems.report(namespace, changed) {
                 out.report(report);
             }
         }

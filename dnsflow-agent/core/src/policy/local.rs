@@ -3,13 +3,13 @@
 //!
 //! The latter are those of the last comparison ([`Local::compare`]).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use crate::{
-    policy::rules::{
-        NamePattern, NotTakenOver, Problem,
-        pairing::{Pairing, differing},
-    },
+    policy::rules::{NamePattern, NotTakenOver, Problem, differing, pairing::Pairing},
     values::{
         firewall::{Destination, Firewall, Floor, Rule, RuleAction},
         name::DomainName,
@@ -135,13 +135,13 @@ impl Local {
         self.pairing.mentioned().chain(self.other_names.keys())
     }
 
-    /// Finds the problems of the rules that OVN does not enforce. Returns whether they have changed.
+    /// Finds the problems of the rules that OVN does not enforce. Returns the rules whose problems may have changed.
     pub(super) fn judge_latest(
         &mut self,
         latest: &Firewall,
         has_older: bool,
         is_late: bool,
-    ) -> bool {
+    ) -> BTreeSet<u32> {
         let problems = match has_older {
             true => self.problems_of_latest(latest),
             false => BTreeMap::new(),
@@ -150,7 +150,9 @@ impl Local {
         if is_late && let Some((index, problem)) = self.if_late(latest, has_older) {
             self.other_problems.insert(index, Some(problem));
         }
-        before != self.other_problems
+        let rules = before.keys().chain(self.other_problems.keys());
+        let changed = rules.filter(|index| before.get(index) != self.other_problems.get(index));
+        changed.copied().collect()
     }
 
     /// The problems of the rules that OVN does not enforce.

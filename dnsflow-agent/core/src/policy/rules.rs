@@ -8,6 +8,7 @@
 //! together with OVN's.
 
 pub(crate) mod pairing;
+pub(crate) mod resource;
 
 use std::{
     cmp::Ordering,
@@ -565,13 +566,30 @@ pub(crate) fn problem_of_resource(
     (!open.is_empty()).then(|| Problem::DeniesByName(name.clone(), open))
 }
 
-/// The same for all rules of an EgressFirewall.
-pub(crate) fn problems_of_resource(firewall: &Firewall) -> BTreeMap<u32, Problem> {
-    let floor = Floor::of(&firewall.rules);
-    (0..)
-        .zip(firewall.rules.iter())
-        .filter_map(|(index, rule)| Some((index, problem_of_resource(index, rule, &floor, None)?)))
+fn rule_at(rules: &[Rule], index: u32) -> Option<&Rule> {
+    rules.get(usize::try_from(index).ok()?)
+}
+
+/// The number of rules, as an index.
+fn end_of(rules: &[Rule]) -> u32 {
+    u32::try_from(rules.len()).unwrap_or(u32::MAX)
+}
+
+/// The indices at which two EgressFirewalls do not have the same rule.
+pub(crate) fn differing(one: &[Rule], other: &[Rule]) -> Vec<u32> {
+    if std::ptr::eq(one, other) {
+        return Vec::new();
+    }
+    let all = 0..end_of(one).max(end_of(other));
+    all.filter(|&index| rule_at(one, index) != rule_at(other, index))
         .collect()
+}
+
+/// The indices of the rules that deny by name.
+fn denials_by_name(rules: &[Rule]) -> impl Iterator<Item = u32> {
+    let denials = (0..).zip(rules);
+    let denials = denials.filter(|(_, rule)| rule.denied_name().is_some());
+    denials.map(|(index, _)| index)
 }
 
 /// The problem of a rule whose template needs copied actions, while no flow with these actions is known.

@@ -87,7 +87,7 @@ impl Floor {
     pub fn of(rules: &[Rule]) -> Self {
         let mut floor = Self::default();
         for (index, rule) in (0..).zip(rules) {
-            floor.add(index, rule);
+            floor.set(index, Some(rule));
         }
         floor
     }
@@ -110,19 +110,23 @@ impl Floor {
         }
     }
 
-    /// Adds a rule. Returns whether it is one of these.
-    pub(crate) fn add(&mut self, index: u32, rule: &Rule) -> bool {
-        let denies = rule.action == RuleAction::Deny;
-        let versions = Self::versions(rule);
-        self.v4.extend(versions.v4.then_some((index, denies)));
-        self.v6.extend(versions.v6.then_some((index, denies)));
-        !versions.is_empty()
-    }
-
-    /// Removes the rule at an index. Returns whether it was one of these.
-    pub(crate) fn remove(&mut self, index: u32) -> bool {
-        let removed = [&mut self.v4, &mut self.v6].map(|rules| rules.remove(&index).is_some());
-        removed.contains(&true)
+    /// Sets the rule at an index, or removes it. Returns whether these are others than before.
+    pub(crate) fn set(&mut self, index: u32, rule: Option<&Rule>) -> bool {
+        let denies = rule.is_some_and(|rule| rule.action == RuleAction::Deny);
+        let versions = rule.map(Self::versions).unwrap_or_default();
+        let set = |rules: &mut BTreeMap<u32, bool>, is_one: bool| {
+            let new = is_one.then_some(denies);
+            let old = match new {
+                Some(denies) => rules.insert(index, denies),
+                None => rules.remove(&index),
+            };
+            old != new
+        };
+        let changed = [
+            set(&mut self.v4, versions.v4),
+            set(&mut self.v6, versions.v6),
+        ];
+        changed.contains(&true)
     }
 
     /// The IP versions of the cluster of which not all addresses are denied behind the rule at this index, before anything

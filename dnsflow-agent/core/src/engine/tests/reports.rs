@@ -118,19 +118,21 @@ fn denials(count: usize) -> Vec<Rule> {
     (0..count).map(|i| deny(&format!("n{i:04}.test"))).collect()
 }
 
-/// The reports about so many rules with a caveat each: that of all, and that of an edit of one of them. The namespace
-/// has a pod here, or none.
-fn reports_of_edit(rules: usize, is_local: bool) -> [Report; 2] {
+/// The reports about so many rules with a problem each: that of all, and that of an edit of one of them. With how many
+/// rules were looked at for them. The namespace has a pod here, or none.
+fn reports_of_edit(rules: usize, is_local: bool) -> [(Report, usize); 2] {
     let mut node = Node::with(&[]);
     let mut set = |rules: &[Rule]| {
         node.reports.clear();
+        let before = node.engine.policy.problem_work();
         match is_local {
             true => node.set_firewall(rules),
             false => set_firewall_of_ns2(&mut node, rules),
         }
         let of_problems = |report: &Report| matches!(report, Report::Problems { .. });
         node.reports.retain(of_problems);
-        node.reports.pop().expect("a report")
+        let work = node.engine.policy.problem_work() - before;
+        (node.reports.pop().expect("a report"), work)
     };
     let mut rules = denials(rules);
     let of_all = set(&rules);
@@ -142,7 +144,7 @@ fn reports_of_edit(rules: usize, is_local: bool) -> [Report; 2] {
 fn the_report_of_an_edit_does_not_grow_with_the_problems_of_the_other_rules() {
     for is_local in [false, true] {
         let [few, many] = [20, 8001].map(|rules| {
-            let [_, of_edit] = reports_of_edit(rules, is_local);
+            let [_, (of_edit, _)] = reports_of_edit(rules, is_local);
             let Report::Problems {
                 news,
                 over,
@@ -163,8 +165,20 @@ fn the_report_of_an_edit_does_not_grow_with_the_problems_of_the_other_rules() {
 }
 
 #[test]
+fn an_edit_costs_by_itself_and_not_by_the_problems_of_the_other_rules() {
+    for is_local in [false, true] {
+        let [few, many] = [20, 8001].map(|rules| {
+            let [(_, of_all), (_, of_edit)] = reports_of_edit(rules, is_local);
+            assert!(of_all >= rules, "{of_all} of {rules}");
+            of_edit
+        });
+        assert_eq!(many, few);
+    }
+}
+
+#[test]
 fn a_report_of_many_new_problems_has_the_texts_of_the_first_and_the_rules_of_the_others() {
-    let [of_all, _] = reports_of_edit(8001, false);
+    let [(of_all, _), _] = reports_of_edit(8001, false);
     let Report::Problems { news, present, .. } = &of_all else {
         panic!("{of_all:?}");
     };
@@ -173,7 +187,7 @@ fn a_report_of_many_new_problems_has_the_texts_of_the_first_and_the_rules_of_the
     assert_eq!((new.first.len(), all.count), (PROBLEM_TEXTS_MAX, 8001));
     assert_eq!(new.first, all.first);
     assert!(new.first[&7].contains("`n0007.test`"));
-    let [of_few, _] = reports_of_edit(PROBLEM_TEXTS_MAX, false);
+    let [(of_few, _), _] = reports_of_edit(PROBLEM_TEXTS_MAX, false);
     // A rule beyond the texts costs its index.
     let others = 8001 - PROBLEM_TEXTS_MAX;
     assert_eq!(of_all.size() - of_few.size(), others * size_of::<u32>());

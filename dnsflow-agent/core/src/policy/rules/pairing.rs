@@ -13,7 +13,8 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    ActiveRule, NamePattern, NamespaceRules, Problem, RuleSet, ports, problem_of_resource, to_copy,
+    ActiveRule, NamePattern, NamespaceRules, Problem, RuleSet, denials_by_name, differing, end_of,
+    ports, problem_of_resource, rule_at, to_copy,
 };
 use crate::{
     ovn::{
@@ -183,25 +184,6 @@ fn denials_of(rule: &Rule) -> [usize; 2] {
     [denies, denies && name_of(rule).is_some()].map(usize::from)
 }
 
-fn rule_at(rules: &[Rule], index: u32) -> Option<&Rule> {
-    rules.get(usize::try_from(index).ok()?)
-}
-
-/// The number of rules, as an index.
-fn end_of(rules: &[Rule]) -> u32 {
-    u32::try_from(rules.len()).unwrap_or(u32::MAX)
-}
-
-/// The indices at which two EgressFirewalls do not have the same rule.
-pub(crate) fn differing(one: &[Rule], other: &[Rule]) -> Vec<u32> {
-    if std::ptr::eq(one, other) {
-        return Vec::new();
-    }
-    let all = 0..end_of(one).max(end_of(other));
-    all.filter(|&index| rule_at(one, index) != rule_at(other, index))
-        .collect()
-}
-
 /// Adds to a list in order, in which nothing stands twice.
 fn add<T: Ord, const N: usize>(list: &mut SmallVec<[T; N]>, item: T)
 where
@@ -246,8 +228,8 @@ struct Touched {
 pub(crate) struct PairingChanges {
     /// By port group, the names whose rules have changed.
     pub(crate) names: BTreeMap<String, BTreeSet<DomainName>>,
-    /// Whether problems have changed.
-    pub(crate) problems: bool,
+    /// The rules whose problems have changed, in order.
+    pub(crate) problems: Vec<u32>,
     /// Whether a dry run has begun or ended.
     pub(crate) is_other_run: bool,
 }
@@ -480,19 +462,19 @@ impl Pairing {
         for index in differing.iter().rev() {
             if let Some(rule) = rule_at(&old.rules, *index) {
                 self.unlist_rule(*index, rule);
-                has_other_floor |= self.floor.remove(*index);
             }
         }
         for index in &differing {
-            if let Some(rule) = rule_at(&firewall.rules, *index) {
+            let rule = rule_at(&firewall.rules, *index);
+            has_other_floor |= self.floor.set(*index, rule);
+            if let Some(rule) = rule {
                 self.list_rule(*index, rule);
-                has_other_floor |= self.floor.add(*index, rule);
             }
         }
         if has_other_floor {
-            let denials = (0..).zip(firewall.rules.iter());
-            let denials = denials.filter(|(_, rule)| rule.denied_name().is_some());
-            self.touched.indices.extend(denials.map(|(index, _)| index));
+            self.touched
+                .indices
+                .extend(denials_by_name(&firewall.rules));
         }
         self.touched.indices.extend(differing);
         // Which ACLs lie beyond the rules.
@@ -582,7 +564,7 @@ impl Pairing {
             let problem = self.problem_at(index);
             let problems = &mut self.rules.problems;
             if problems.get(&index) != problem.as_ref() {
-                changes.problems = true;
+                changes.problems.push(index);
                 match problem {
                     Some(problem) => problems.insert(index, problem),
                     None => problems.remove(&index),

@@ -2,7 +2,7 @@ use std::borrow::Cow;
 
 use proptest::prelude::*;
 
-use super::{pairing::Pairing, *};
+use super::{pairing::Pairing, resource::ResourceProblems, *};
 use crate::{
     ovn::{
         hash::{Family, address_set_hashes},
@@ -390,8 +390,9 @@ fn a_rule_that_denies_by_name_comes_with_a_caveat() {
         (vec![allow_all, deny_all()], true),
     ] {
         let rules = [vec![deny.clone()], behind].concat();
-        let problems = problems_of_resource(&firewall(rules.clone()));
-        assert_eq!(problems.get(&0) == Some(&caveat), is_alone, "{rules:?}");
+        let of_resource = ResourceProblems::of(&rules.clone().into());
+        let problem = of_resource.problems().get(&0).map(|problem| &**problem);
+        assert_eq!(problem == Some(&caveat), is_alone, "{rules:?}");
     }
 }
 
