@@ -374,7 +374,7 @@ impl Access<'_> {
             return;
         };
         let pod = port.row.iface_id_ver.as_deref();
-        let known = self.cache.open(id, &port.row.iface_id, pod);
+        let known = self.cache.open((id, port.sandbox), &port.row.iface_id, pod);
         self.learn_all(id, known, batch, out);
         self.replan(id, batch);
     }
@@ -724,9 +724,31 @@ impl Access<'_> {
         self.cache.counters_read(since);
     }
 
+    /// Whether an answer to a pod concerns a port of it: rules hold for the port, or may come to hold
+    /// ([`Ports::of_pod_with_ways_out`]). ovn-kubernetes enforces an EgressFirewall on the primary network alone.
+    fn is_concerned(&self, port: PortId, is_way_out: bool) -> bool {
+        let row = self.ports.get(port).map(|port| &port.row);
+        is_way_out || row.is_some_and(|row| self.policy.namespace_of_rules(row).is_some())
+    }
+
+    /// Forgets the names of ports that answers do not concern. They were told before OVN's databases were read, or an
+    /// earlier run has learned them so.
+    fn forget_unconcerned(&mut self) {
+        let ports = self.ports.iter().map(|(id, _)| id);
+        let ports: Vec<PortId> = ports.filter(|id| self.cache.count(*id) > 0).collect();
+        for id in ports {
+            let of_pod = self.ports.of_pod_with_ways_out(id);
+            let this = of_pod.into_iter().find(|(port, _)| *port == id);
+            if this.is_some_and(|(id, is_way_out)| !self.is_concerned(id, is_way_out)) {
+                self.cache.forget_unmentioned(id, |_| false);
+            }
+        }
+    }
+
     /// The state of an earlier run is adopted: from now on the rules alone say which of its names are denied.
     pub(crate) fn adopted_all(&mut self, batch: &mut Batch) {
         self.cache.has_adopted_all();
+        self.forget_unconcerned();
         let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
         for port in ports {
             let denied = self.cache.port(port).entries.saved_denials();

@@ -43,7 +43,7 @@ use crate::{
     io::{input::BatchId, output::Output},
     policy::plan::Room,
     values::{
-        ids::PortId,
+        ids::{PortId, SandboxId},
         limits::{CacheLimits, Limit, UNKNOWN_DEFERRED_MAX},
         name::DomainName,
     },
@@ -165,13 +165,18 @@ impl Cache {
     /// Adds a port. Returns the answers of an earlier run to its pod: address, name and term.
     pub(crate) fn open(
         &mut self,
-        port: PortId,
+        (port, sandbox): (PortId, SandboxId),
         name: &str,
         pod: Option<&str>,
     ) -> Vec<(IpAddr, DomainName, Term)> {
-        self.ports.open(port);
+        self.ports.open(port, sandbox);
         let gone_max = self.limits.names_per_node_max;
         self.earlier.open(port, name, pod, gone_max)
+    }
+
+    /// A port has another sandbox: its names count with those of the other ports there.
+    pub(crate) fn regroup(&mut self, port: PortId, sandbox: SandboxId) {
+        self.ports.regroup(port, sandbox);
     }
 
     /// Removes a port with all of its entries.

@@ -227,6 +227,11 @@ impl Engine {
                     }
                     self.port_changed(change, batch);
                 }
+                for id in self.ports.take_regrouped() {
+                    if let Some(port) = self.ports.get(id) {
+                        self.told.cache.regroup(id, port.sandbox);
+                    }
+                }
                 // Nothing of a pod that goes is left to one that comes with its logical port and its address.
                 let come = self.access().0.senders(come);
                 self.switch.end(batch, |key| come.have(key));

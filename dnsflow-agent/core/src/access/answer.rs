@@ -56,7 +56,7 @@ struct Recipient {
     is_to_be_denied: bool,
 }
 
-/// The ports that an answer is for: those of the pod that has asked, one for each of its networks.
+/// The ports that an answer is for: those of the pod that has asked, but for networks on which no rule holds.
 #[derive(Debug, Default)]
 pub(crate) struct Recipients(Vec<Recipient>);
 
@@ -128,8 +128,9 @@ impl Outcome {
 impl Access<'_> {
     /// The ports that an answer to a question of this port is for. The rules of each are looked up once.
     pub(crate) fn recipients(&self, asker: PortId, name: &DomainName) -> Recipients {
-        let ports = self.ports.of_pod(asker).into_iter();
-        let recipients = ports.filter_map(|port| self.recipient(port, name));
+        let ports = self.ports.of_pod_with_ways_out(asker).into_iter();
+        let ports = ports.filter(|(port, is_way_out)| self.is_concerned(*port, *is_way_out));
+        let recipients = ports.filter_map(|(port, _)| self.recipient(port, name));
         Recipients(recipients.collect())
     }
 

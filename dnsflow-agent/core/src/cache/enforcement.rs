@@ -112,12 +112,14 @@ impl Cache {
         let entry = entries.get(address);
         let own = entry.map_or(0, Entry::flow_count);
         let own_if_large = entry.map_or(0, Entry::flow_count_if_large);
-        let of_large = entries.sizes().flows_of_large - own_if_large;
-        let of_node = self.ports.totals().flows_of_large - own_if_large;
+        let large = &self.ports.totals().flows_of_large;
+        let of_pod = self.ports.sandbox(port).map_or(0, |pod| large.of(pod));
+        let of_pod = of_pod.saturating_sub(own_if_large);
+        let of_node = large.total() - own_if_large;
         let max = self.limits.flows_per_node_max();
         let reserve = max / 4;
         let is_full = of_node + FLOWS_PER_ADDRESS_MAX > max;
-        let is_reserved = of_node + reserve >= max && of_large >= reserve / self.ports.len().max(1);
+        let is_reserved = of_node + reserve >= max && of_pod >= reserve / self.ports.pods().max(1);
         if is_full || is_reserved {
             Room::Least
         } else if entries.sizes().flows - own >= self.limits.flows_per_port_max() {
@@ -133,7 +135,7 @@ impl Cache {
         let entries = &self.port(port).entries;
         let entry = entries.get(address);
         let of_port = entries.sizes().flows - entry.map_or(0, Entry::flow_count);
-        let of_node = self.ports.totals().flows_of_large;
+        let of_node = self.ports.totals().flows_of_large.total();
         let of_node = of_node - entry.map_or(0, Entry::flow_count_if_large);
         let with_quarter = |max: usize| max.saturating_add(max / 4);
         let left_of_port = with_quarter(self.limits.flows_per_port_max()).saturating_sub(of_port);

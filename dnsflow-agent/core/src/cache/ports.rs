@@ -3,6 +3,7 @@
 //! [`CachedPorts::change`] is the only way to change a port. It keeps the totals of the node the sums over the ports.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     ops::Bound::{Excluded, Unbounded},
@@ -16,7 +17,10 @@ use crate::{
     },
     installed::Place,
     tools::shares::Shares,
-    values::{ids::PortId, limits::Limit},
+    values::{
+        ids::{PortId, SandboxId},
+        limits::Limit,
+    },
 };
 
 /// A port, and an address that it was told.
@@ -39,6 +43,10 @@ pub(crate) struct CachedPort {
 #[derive(Debug, Default)]
 pub(super) struct CachedPorts {
     ports: BTreeMap<PortId, CachedPort>,
+    /// The sandbox of each port.
+    sandboxes: BTreeMap<PortId, SandboxId>,
+    /// The ports of each sandbox.
+    by_sandbox: BTreeMap<SandboxId, BTreeSet<PortId>>,
     totals: Totals,
     /// The answers to a port that does not exist: none.
     nothing: CachedPort,
@@ -47,33 +55,78 @@ pub(super) struct CachedPorts {
 /// How much all ports have together.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
-    /// The number of names of each port that a rule denies.
-    pub(super) denied_names: Shares<PortId>,
-    /// The number of all other names of each port.
-    pub(super) other_names: Shares<PortId>,
+    /// The number of names of each pod that a rule denies.
+    pub(super) denied_names: Shares<SandboxId>,
+    /// The number of all other names of each pod.
+    pub(super) other_names: Shares<SandboxId>,
     /// The number of flows that entries have of their own.
     pub(super) flows: usize,
-    /// Those of them that have addresses with more than there is always room for ([`Sizes::flows_of_large`]).
-    pub(super) flows_of_large: usize,
+    /// Those of them of each pod that have addresses with more than there is always room for
+    /// ([`Sizes::flows_of_large`]).
+    pub(super) flows_of_large: Shares<SandboxId>,
 }
 
 impl CachedPorts {
-    /// Adds a port.
-    pub(super) fn open(&mut self, id: PortId) {
+    /// Adds a port of a sandbox.
+    pub(super) fn open(&mut self, id: PortId, sandbox: SandboxId) {
         self.ports.insert(id, CachedPort::default());
+        self.enter(id, sandbox);
     }
 
     /// Removes a port.
     pub(super) fn close(&mut self, id: PortId) -> Option<CachedPort> {
-        let port = self.ports.remove(&id)?;
-        self.totals
-            .count(id, port.entries.sizes(), Sizes::default());
-        Some(port)
+        self.leave(id);
+        self.ports.remove(&id)
     }
 
-    /// How many ports there are.
-    pub(super) fn len(&self) -> usize {
-        self.ports.len()
+    /// A port has another sandbox.
+    pub(super) fn regroup(&mut self, id: PortId, sandbox: SandboxId) {
+        if self.contains(id) {
+            self.leave(id);
+            self.enter(id, sandbox);
+        }
+    }
+
+    fn enter(&mut self, id: PortId, sandbox: SandboxId) {
+        let sizes = self.get(id).entries.sizes();
+        self.sandboxes.insert(id, sandbox);
+        self.by_sandbox.entry(sandbox).or_default().insert(id);
+        self.totals.count(sandbox, Sizes::default(), sizes);
+    }
+
+    fn leave(&mut self, id: PortId) {
+        let sizes = self.get(id).entries.sizes();
+        let Some(sandbox) = self.sandboxes.remove(&id) else {
+            return;
+        };
+        self.totals.count(sandbox, sizes, Sizes::default());
+        if let Some(ports) = self.by_sandbox.get_mut(&sandbox) {
+            ports.remove(&id);
+            if ports.is_empty() {
+                self.by_sandbox.remove(&sandbox);
+            }
+        }
+    }
+
+    /// How many pods there are.
+    pub(super) fn pods(&self) -> usize {
+        self.by_sandbox.len()
+    }
+
+    /// The sandbox of a port, while the port is there.
+    pub(super) fn sandbox(&self, id: PortId) -> Option<SandboxId> {
+        self.sandboxes.get(&id).copied()
+    }
+
+    /// The port of a pod that has most by this measure, the first of several.
+    pub(super) fn largest_of(
+        &self,
+        sandbox: SandboxId,
+        size: impl Fn(Sizes) -> usize,
+    ) -> Option<PortId> {
+        let ports = self.by_sandbox.get(&sandbox)?.iter();
+        let size = |id: PortId| size(self.get(id).entries.sizes());
+        ports.copied().max_by_key(|id| (size(*id), Reverse(*id)))
     }
 
     /// Whether a port is there.
@@ -103,7 +156,12 @@ impl CachedPorts {
         };
         let before = port.entries.sizes();
         let result = change(port);
-        self.totals.count(id, before, port.entries.sizes());
+        let after = port.entries.sizes();
+        if after != before
+            && let Some(sandbox) = self.sandboxes.get(&id)
+        {
+            self.totals.count(*sandbox, before, after);
+        }
         result
     }
 
@@ -141,13 +199,15 @@ impl CachedPorts {
 }
 
 impl Totals {
-    fn count(&mut self, id: PortId, before: Sizes, after: Sizes) {
+    /// A port of the pod has so much now.
+    fn count(&mut self, pod: SandboxId, before: Sizes, after: Sizes) {
+        let others = |sizes: Sizes| sizes.names - sizes.denied_names;
         self.flows = self.flows + after.flows - before.flows;
-        self.flows_of_large = self.flows_of_large + after.flows_of_large - before.flows_of_large;
-        if after != before {
-            self.denied_names.set(id, after.denied_names);
-            self.other_names.set(id, after.names - after.denied_names);
-        }
+        self.flows_of_large
+            .change(pod, before.flows_of_large, after.flows_of_large);
+        self.denied_names
+            .change(pod, before.denied_names, after.denied_names);
+        self.other_names.change(pod, others(before), others(after));
     }
 
     /// How many names all addresses have.

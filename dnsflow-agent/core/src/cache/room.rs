@@ -8,12 +8,12 @@ use crate::{
         Cache, Learning, Origin, Resolution, Whose,
         candidates::{Wanted, Yielding},
         ended::{End, EndedName},
-        entries::names::AtAddress,
+        entries::{Sizes, names::AtAddress},
         ports::Key,
     },
     io::{output::Output, report::Report},
     values::{
-        ids::PortId,
+        ids::{PortId, SandboxId},
         limits::{LIMITS_REPORTED_MAX, Limit},
         name::DomainName,
     },
@@ -90,7 +90,7 @@ impl Cache {
         self.make_room_on_node(learning)
     }
 
-    /// Makes room for one more name that a rule denies, among all of the node. The port that has most of them gives
+    /// Makes room for one more name that a rule denies, among all of the node. The pod that has most of them gives
     /// one up, unless this one would then have as many. So no pod pushes out its own denials, and pods stop pushing
     /// out each other's.
     fn make_room_for_denied(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
@@ -100,15 +100,16 @@ impl Cache {
             return Ok(());
         }
         let limit = Limit::DeniedNamesOfNode;
-        let most = denied.most();
-        match most.filter(|most| denied.of(port) + 1 < denied.of(*most)) {
+        let own = self.ports.sandbox(port).map_or(0, |own| denied.of(own));
+        let most = denied.most().filter(|most| own + 1 < denied.of(*most));
+        match most.and_then(|most| self.ports.largest_of(most, |sizes| sizes.denied_names)) {
             Some(most) => self.give_way(most, Yielding::Denied, limit, learning),
             None => Err(limit),
         }
     }
 
-    /// Makes room for one more name among all of the node. The port that has most loses an address, used or not. If
-    /// it is this port, only an unused address goes. Names that a rule denies are not concerned, unless an edit has
+    /// Makes room for one more name among all of the node. The pod that has most loses an address, used or not. If
+    /// it is this pod, only an unused address goes. Names that a rule denies are not concerned, unless an edit has
     /// denied more than their share.
     fn make_room_on_node(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
         let Resolution { port, term, .. } = learning.resolution;
@@ -118,17 +119,29 @@ impl Cache {
         }
         let (denied, others) = (&totals.denied_names, &totals.other_names);
         let over = denied.total() > self.limits.denied_names_per_node_max();
-        if let Some(most) = denied.most().filter(|_| over) {
+        let most = denied.most().filter(|_| over);
+        if let Some(most) =
+            most.and_then(|most| self.ports.largest_of(most, |sizes| sizes.denied_names))
+        {
             let limit = Limit::DeniedNamesOfNode;
             return self.give_way(most, Yielding::Denied, limit, learning);
         }
-        let most = others.most().unwrap_or(port);
-        let has_more = others.of(port) + 1 < others.of(most);
-        let (most, yielding) = match term.is_denied || has_more {
+        let own = self.ports.sandbox(port);
+        let most = others.most().or(own);
+        let of = |pod: Option<SandboxId>| pod.map_or(0, |pod| others.of(pod));
+        let has_more = of(own) + 1 < of(most);
+        let (pod, yielding) = match term.is_denied || has_more {
             true => (most, Yielding::Others),
-            false => (port, Yielding::Unused),
+            false => (own, Yielding::Unused),
         };
-        self.give_way(most, yielding, Limit::NamesOfNode, learning)
+        let other_names = |sizes: Sizes| sizes.names - sizes.denied_names;
+        let largest = pod.and_then(|pod| self.ports.largest_of(pod, other_names));
+        self.give_way(
+            largest.unwrap_or(port),
+            yielding,
+            Limit::NamesOfNode,
+            learning,
+        )
     }
 
     // Who gives way.

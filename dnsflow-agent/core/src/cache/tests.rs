@@ -32,7 +32,7 @@ impl Setup {
             ..CacheLimits::default()
         };
         let mut cache = Cache::new(limits, None);
-        assert_eq!(cache.open(PORT, "ns1_p1", None), []);
+        assert_eq!(cache.open((PORT, SandboxId(1)), "ns1_p1", None), []);
         Self {
             cache,
             switch: Switch::new(
@@ -155,7 +155,7 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
         ..Saved::default()
     };
     cache.load_snapshot(saved, at(7));
-    let known = cache.open(PORT, "ns1_p2", Some("2"));
+    let known = cache.open((PORT, SandboxId(1)), "ns1_p2", Some("2"));
     let term = Term {
         until: at(12),
         deny_until: at(13),
@@ -164,5 +164,9 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
         server: None,
     };
     assert_eq!(known, [([203, 0, 113, 2].into(), name("a.test"), term)]);
-    assert_eq!(cache.open(PORT, "ns1_p2", Some("1")), [], "once");
+    assert_eq!(
+        cache.open((PORT, SandboxId(1)), "ns1_p2", Some("1")),
+        [],
+        "once"
+    );
 }

@@ -20,6 +20,7 @@ mod hostile;
 mod kernel_opens;
 mod limits;
 mod model;
+mod networks;
 mod policy;
 mod refused;
 mod reports;

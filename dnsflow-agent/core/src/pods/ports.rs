@@ -19,7 +19,7 @@ use crate::{
         view::{Changed, Table},
     },
     tools::deadline::{self, Deadline, Why},
-    values::ids::PortId,
+    values::ids::{PortId, SandboxId},
 };
 
 /// For so long attaching may fail before people are told: a row of a pod that comes or goes may be there
@@ -35,6 +35,15 @@ pub(crate) struct Port {
     pub(crate) row: Interface,
     /// The interface index of the veth's host side, once the veth was found.
     pub(crate) ifindex: Option<u32>,
+    /// The pod's sandbox.
+    pub(crate) sandbox: SandboxId,
+}
+
+/// A sandbox that the CNI has named.
+#[derive(Debug)]
+struct Sandbox {
+    id: SandboxId,
+    ports: BTreeSet<PortId>,
 }
 
 /// A change of a port. Changes are applied in their order: a later change may close a port that an
@@ -77,8 +86,11 @@ pub(crate) struct Ports {
     next: u32,
     by_name: HashMap<String, PortId>,
     by_ifindex: HashMap<u32, PortId>,
-    /// The ports of each pod that the CNI has given a sandbox.
-    by_sandbox: HashMap<String, BTreeSet<PortId>>,
+    /// The sandboxes by the CNI's names.
+    sandboxes: HashMap<String, Sandbox>,
+    next_sandbox: u32,
+    /// The ports that have another sandbox than before.
+    regrouped: Vec<PortId>,
 }
 
 impl Ports {
@@ -214,7 +226,11 @@ impl Ports {
                 if old.sandbox != port.row.sandbox {
                     let new = port.row.sandbox.clone();
                     self.leave_sandbox(old.sandbox, port_id);
-                    self.enter_sandbox(new, port_id);
+                    let sandbox = self.enter_sandbox(new, port_id);
+                    if let Some(port) = self.ports.get_mut(&port_id) {
+                        port.sandbox = sandbox;
+                        self.regrouped.push(port_id);
+                    }
                 }
                 changes.extend(moved.then_some(PortChange::Moved(port_id)));
                 return;
@@ -247,13 +263,14 @@ impl Ports {
         let id = PortId(self.next);
         self.next += 1;
         self.by_name.insert(row.iface_id.clone(), id);
-        self.enter_sandbox(row.sandbox.clone(), id);
+        let sandbox = self.enter_sandbox(row.sandbox.clone(), id);
         let ifindex = self.found.get(&interface).copied();
         self.by_ifindex.extend(ifindex.map(|ifindex| (ifindex, id)));
         let port = Port {
             interface,
             row,
             ifindex,
+            sandbox,
         };
         self.ports.insert(id, port);
         changes.push(PortChange::Opened(id));
@@ -274,21 +291,36 @@ impl Ports {
         });
     }
 
-    fn enter_sandbox(&mut self, sandbox: Option<String>, id: PortId) {
-        if let Some(sandbox) = sandbox {
-            self.by_sandbox.entry(sandbox).or_default().insert(id);
-        }
+    /// Adds a port to a sandbox. Returns the number of the sandbox.
+    fn enter_sandbox(&mut self, sandbox: Option<String>, id: PortId) -> SandboxId {
+        let next = SandboxId(self.next_sandbox);
+        let known = sandbox.map(|name| {
+            let known = self.sandboxes.entry(name).or_insert_with(|| Sandbox {
+                id: next,
+                ports: BTreeSet::new(),
+            });
+            known.ports.insert(id);
+            known.id
+        });
+        let sandbox = known.unwrap_or(next);
+        self.next_sandbox += u32::from(sandbox == next);
+        sandbox
     }
 
     fn leave_sandbox(&mut self, sandbox: Option<String>, id: PortId) {
         if let Some(sandbox) = sandbox
-            && let Some(ports) = self.by_sandbox.get_mut(&sandbox)
+            && let Some(known) = self.sandboxes.get_mut(&sandbox)
         {
-            ports.remove(&id);
-            if ports.is_empty() {
-                self.by_sandbox.remove(&sandbox);
+            known.ports.remove(&id);
+            if known.ports.is_empty() {
+                self.sandboxes.remove(&sandbox);
             }
         }
+    }
+
+    /// Takes the ports that have another sandbox than when last asked.
+    pub(crate) fn take_regrouped(&mut self) -> Vec<PortId> {
+        std::mem::take(&mut self.regrouped)
     }
 
     /// The veth of an interface was found. Returns whether the interface is known.
@@ -416,11 +448,31 @@ impl Ports {
     /// Every port of the same pod: a pod on a user-defined network asks on one port and connects on another.
     pub(crate) fn of_pod(&self, port: PortId) -> Vec<PortId> {
         let sandbox = self.get(port).and_then(|port| port.row.sandbox.as_ref());
-        let of_pod = sandbox.and_then(|sandbox| self.by_sandbox.get(sandbox));
+        let of_pod = sandbox.and_then(|sandbox| self.sandboxes.get(sandbox));
         match of_pod {
-            Some(ports) => ports.iter().copied().collect(),
+            Some(sandbox) => sandbox.ports.iter().copied().collect(),
             None => vec![port],
         }
+    }
+
+    /// The ports of the same pod, each with whether the pod may send by it to the outside of the cluster: with a primary
+    /// user-defined network by that alone, else by all but those on secondary networks. While OVN's databases are not
+    /// read, by all.
+    pub(crate) fn of_pod_with_ways_out(&self, port: PortId) -> Vec<(PortId, bool)> {
+        let is_on_primary = |row| self.is_on_primary_network(row);
+        let ports = self.of_pod(port).into_iter();
+        let ports = ports.filter_map(|id| Some((id, &self.get(id)?.row)));
+        let ports: Vec<(PortId, &Interface)> = ports.collect();
+        let has_primary = ports.iter().any(|(_, row)| is_on_primary(row));
+        let are_known = self.primary_networks.is_some();
+        let ports = ports.into_iter().map(|(id, row)| {
+            let is_way_out = match has_primary {
+                true => is_on_primary(row),
+                false => !are_known || row.network.is_none(),
+            };
+            (id, is_way_out)
+        });
+        ports.collect()
     }
 }
 

@@ -55,6 +55,13 @@ impl<K: Copy + Eq + Hash + Ord> Shares<K> {
         }
         self.total = self.total - before + size;
     }
+
+    /// From now on, a part of what an owner has is of another size.
+    pub(crate) fn change(&mut self, owner: K, before: usize, after: usize) {
+        if before != after {
+            self.set(owner, self.of(owner) + after - before);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -72,7 +79,9 @@ mod tests {
             (shares.total(), shares.most(), shares.of('a')),
             (10, Some('b'), 4)
         );
-        shares.set('b', 0);
+        shares.change('b', 2, 0);
+        assert_eq!((shares.total(), shares.of('b')), (8, 3));
+        shares.change('b', 3, 0);
         assert_eq!((shares.total(), shares.most()), (5, Some('a')));
         shares.set('a', 0);
         shares.set('c', 0);

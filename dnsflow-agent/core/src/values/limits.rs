@@ -111,7 +111,7 @@ impl CacheLimits {
     }
 
     /// Flows that all addresses of all ports have together before each further one has room for [`FLOWS_OF_RULE`]: two for
-    /// each name. Addresses with no more flows than that do not count. The last quarter is for ports with less than their
+    /// each name. Addresses with no more flows than that do not count. The last quarter is for pods with less than their
     /// equal share of it. A quarter more is there for what is open. So all addresses have two and a quarter times as many
     /// at most, and the flows in which rules close all ports.
     pub fn flows_per_node_max(&self) -> usize {
@@ -165,7 +165,7 @@ impl Default for CacheLimits {
 /// Names remembered for one address of a port. Beyond, the rules that match decide which name gives way; one that a rule
 /// denies, or is to deny, is remembered in any case (`docs/decisions/budgets.md`).
 pub const NAMES_PER_ADDRESS_MAX: usize = 64;
-/// Names remembered on the node: the names of all addresses of all ports. Beyond, the port with
+/// Names remembered on the node: the names of all addresses of all ports. Beyond, the pod with
 /// most names forgets one (`docs/decisions/budgets.md`). A name with its entry takes 400 to 700
 /// bytes, at most 255 of them for the name.
 pub const CACHED_NAMES_MAX: usize = 1 << 18;

@@ -9,21 +9,33 @@ impl CachedPorts {
     /// Checks that the totals are the sums over the ports.
     pub(in crate::cache) fn check(&self) {
         let sizes = || self.ports.values().map(|port| port.entries.sizes());
-        for (id, port) in &self.ports {
+        for port in self.ports.values() {
             port.entries.check();
-            let Sizes {
-                names,
-                denied_names,
-                ..
-            } = port.entries.sizes();
+        }
+        assert!(self.ports.keys().eq(self.sandboxes.keys()));
+        let of_sandboxes = self.by_sandbox.iter();
+        let of_sandboxes = of_sandboxes
+            .flat_map(|(sandbox, ports)| ports.iter().map(move |port| (*port, *sandbox)));
+        let of_sandboxes: BTreeMap<PortId, SandboxId> = of_sandboxes.collect();
+        assert_eq!(of_sandboxes, self.sandboxes);
+        for (sandbox, ports) in &self.by_sandbox {
+            let all = ports.iter().map(|id| self.get(*id).entries.sizes());
+            let sum = |size: fn(Sizes) -> usize| all.clone().map(size).sum::<usize>();
+            let (names, denied_names) = (sum(|all| all.names), sum(|all| all.denied_names));
+            let of_large = sum(|all| all.flows_of_large);
             let totals = &self.totals;
-            let counted = (totals.denied_names.of(*id), totals.other_names.of(*id));
-            assert_eq!(counted, (denied_names, names - denied_names), "{id:?}");
+            let counted = [
+                totals.denied_names.of(*sandbox),
+                totals.other_names.of(*sandbox),
+                totals.flows_of_large.of(*sandbox),
+            ];
+            let expected = [denied_names, names - denied_names, of_large];
+            assert_eq!(counted, expected, "{sandbox:?}");
         }
         let names: usize = sizes().map(|sizes| sizes.names).sum();
         let flows: usize = sizes().map(|sizes| sizes.flows).sum();
         assert_eq!((names, flows), (self.totals.names(), self.totals.flows));
         let of_large: usize = sizes().map(|sizes| sizes.flows_of_large).sum();
-        assert_eq!(of_large, self.totals.flows_of_large);
+        assert_eq!(of_large, self.totals.flows_of_large.total());
     }
 }
