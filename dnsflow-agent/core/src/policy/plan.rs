@@ -401,10 +401,10 @@ impl Planner {
                 let rules = rules.filter(|_| !(denies && all_denials));
                 let was_in_place = |priority: u16| {
                     rules.is_none_or(|rules| {
-                        let found = rules.binary_search_by(|one| {
+                        let found = rules.binary_search_by(|(text, place)| {
                             #[cfg(test)]
                             looked_at.update(|looked_at| looked_at + 1);
-                            rule.order_of(one, priority)
+                            rule.order_of(text).then(place.cmp(&priority))
                         });
                         found.is_ok()
                     })

@@ -30,7 +30,6 @@ use crate::{
             any_marks_as_blocked, first_to_copy,
         },
     },
-    policy::plan::RuleInPlace,
     tools::table::HashMap,
     values::{
         firewall::{Destination, Firewall, Floor, IpVersions, Rule, RuleAction},
@@ -131,14 +130,10 @@ impl ActiveRule {
         if is_for_family { each } else { 0 }
     }
 
-    /// How this rule in its place is ordered beside the rule itself with flows of this priority.
-    pub(crate) fn order_of(
-        &self,
-        ((name, pattern, action), place): &RuleInPlace,
-        priority: u16,
-    ) -> Ordering {
-        let own = (self.name.name(), self.pattern, self.action, priority);
-        (name, *pattern, *action, *place).cmp(&own)
+    /// How what this text says is ordered beside the rule.
+    pub(crate) fn order_of(&self, (name, pattern, action): &RuleText) -> Ordering {
+        let own = (self.name.name(), self.pattern, self.action);
+        (name, *pattern, *action).cmp(&own)
     }
 
     /// A rule by name for both families, as the EgressFirewall alone has it: without OVN's ACL and its
