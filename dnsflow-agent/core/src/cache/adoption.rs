@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -91,7 +92,7 @@ impl Cache {
 
     /// Forgets the ports of an earlier run that have not come back: all ports were opened. Their pods are gone.
     pub(crate) fn forget_saved(&mut self) {
-        self.earlier.forget_awaited(self.limits.names_per_node_max);
+        self.earlier.forget_awaited(self.kept_max());
     }
 
     /// Notes that a flow of an earlier run was found. Returns `false` if the names of the address are known, if the flow
@@ -108,6 +109,16 @@ impl Cache {
             && self.ports.change(port, |port| {
                 port.entries.adopt(address, flow, term, latest_end)
             })
+    }
+
+    /// A dump shows a flow to this address that no entry has.
+    pub(crate) fn flow_shown(&mut self, address: IpAddr) {
+        self.earlier.shown(address);
+    }
+
+    /// A dump that has begun then is complete.
+    pub(crate) fn dump_ended(&mut self, since: Timestamp) {
+        self.earlier.compared(since);
     }
 
     /// The flows of the earlier run have been adopted or removed.

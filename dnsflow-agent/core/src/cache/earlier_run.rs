@@ -1,10 +1,13 @@
 //! The state that an earlier run of the agent has left: the entries of its snapshot, and the owners of its flows in
-//! the switch.
+//! the switch. And what pods have left that went in this run.
 //!
 //! An entry of the snapshot is in one place: with its port while the pod is there, else here. It stays here until
 //! all flows of the earlier run have been adopted or removed, so that a snapshot has it as well. If this run ends
-//! before, the next one has to know the owners of the flows. Until then the entries of each port that goes come here:
-//! its flows may be in the switch, where another pod with its address would be taken for their owner.
+//! before, the next one has to know the owners of the flows.
+//!
+//! The entries of each port that goes come here, too: its flows may be in the switch, and another pod with its address
+//! would be taken for their owner, by this run or by the next one. Behind the first comparison, they stay until a dump
+//! shows no flow to their addresses that nobody has.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -23,8 +26,24 @@ use crate::{
     values::{ids::PortId, name::DomainName},
 };
 
-/// Saved entries by logical port.
-type SavedPorts = BTreeMap<Arc<str>, Vec<SavedEntry>>;
+/// Entries of ports that are not there, by logical port.
+#[derive(Debug, Default)]
+struct Kept {
+    ports: BTreeMap<Arc<str>, OfPort>,
+    /// The number of their names. An address without a name counts as one.
+    names: usize,
+}
+
+/// The entries of one logical port. They may be of several pods.
+#[derive(Debug, Default)]
+struct OfPort {
+    /// When the last one came.
+    at: Timestamp,
+    entries: Vec<SavedEntry>,
+}
+
+/// Where entries are kept: [`EarlierRun::awaited`] or [`EarlierRun::gone`].
+type Place = fn(&mut EarlierRun) -> &mut Kept;
 
 /// The state of an earlier run.
 #[derive(Debug, Default)]
@@ -32,15 +51,17 @@ pub(super) struct EarlierRun {
     /// The rules of its namespaces, sorted.
     rules: BTreeMap<Arc<str>, Arc<[RuleInPlace]>>,
     /// The entries of the ports that have not come yet, or have gone since.
-    awaited: SavedPorts,
+    awaited: Kept,
     /// When they were taken over. The time that is left for a name is counted from then on.
     loaded_at: Timestamp,
-    /// The entries of pods that are gone, until all flows have been adopted.
-    gone: SavedPorts,
+    /// The entries of pods that are gone.
+    gone: Kept,
     /// The addresses of the ports and pods that are gone: flows to them may be theirs.
     left: HashSet<IpAddr>,
     /// Whether they had more addresses: any flow may be theirs.
     is_left_cut: bool,
+    /// Those of the addresses to which the dump under way shows a flow that nobody has.
+    shown: HashSet<IpAddr>,
     /// The ports that are there.
     came: BTreeMap<PortId, Came>,
     /// Whether all flows have been adopted. Until then, not all rules may be known, and a name of the snapshot
@@ -76,9 +97,49 @@ enum Former {
     Unknown,
 }
 
-/// The number of entries.
-fn count(ports: &SavedPorts) -> usize {
-    ports.values().map(Vec::len).sum()
+impl Kept {
+    fn add(&mut self, entry: SavedEntry, at: Timestamp) {
+        self.names += size(&entry);
+        let of_port = self.ports.entry(Arc::clone(&entry.port)).or_default();
+        of_port.at = at;
+        of_port.entries.push(entry);
+    }
+
+    /// Takes the entries of a port out.
+    fn take(&mut self, port: &str) -> Vec<SavedEntry> {
+        let of_port = self.ports.remove(port).unwrap_or_default();
+        self.names -= of_port.entries.iter().map(size).sum::<usize>();
+        of_port.entries
+    }
+
+    /// The entries of a port.
+    fn of(&self, port: &str) -> &[SavedEntry] {
+        let of_port = self.ports.get(port);
+        of_port.map_or(&[], |of_port| &of_port.entries)
+    }
+
+    /// All of them.
+    fn iter(&self) -> impl Iterator<Item = &SavedEntry> {
+        self.ports.values().flat_map(|of_port| &of_port.entries)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ports.is_empty()
+    }
+
+    /// Forgets those that came before `since`, unless they stay.
+    fn retain(&mut self, since: Timestamp, stays: impl Fn(&SavedEntry) -> bool) {
+        self.ports.retain(|_, OfPort { at, entries }| {
+            entries.retain(|entry| *at >= since || stays(entry));
+            !entries.is_empty()
+        });
+        self.names = self.iter().map(size).sum();
+    }
+}
+
+/// The room that an entry takes.
+fn size(entry: &SavedEntry) -> usize {
+    entry.names.len().max(1)
 }
 
 impl EarlierRun {
@@ -97,8 +158,7 @@ impl EarlierRun {
         );
         self.rules = rules.collect();
         for entry in saved.entries {
-            let of_port = self.awaited.entry(Arc::clone(&entry.port)).or_default();
-            of_port.push(entry);
+            self.awaited.add(entry, now);
         }
     }
 
@@ -116,22 +176,23 @@ impl EarlierRun {
         rules.collect()
     }
 
-    /// A port has come. Returns the answers to its pod: address, name and term. At most `gone_max` entries of pods
-    /// that are gone are kept.
+    /// A port has come. Returns the answers to its pod: address, name and term. At most `kept_max` names of pods that are
+    /// not there are kept.
     pub(super) fn open(
         &mut self,
         port: PortId,
         name: &str,
         pod: Option<&str>,
-        gone_max: usize,
+        kept_max: usize,
     ) -> Vec<(IpAddr, DomainName, Term)> {
-        let saved = self.awaited.remove(name).unwrap_or_default();
+        let saved = self.awaited.take(name);
         let is_same = |saved: &SavedEntry| saved.pod.as_deref() == pod;
         let (saved, of_others): (Vec<_>, Vec<_>) = saved.into_iter().partition(is_same);
-        let gone = self.gone.get(name).into_iter().flatten();
+        let gone = self.gone.of(name).iter();
         let has_others = gone.chain(&of_others).any(|saved| !is_same(saved));
         let former = match saved.first() {
             _ if has_others => Former::Another,
+            None if self.is_adopted && self.gone.is_empty() => Former::Same,
             None => Former::Unknown,
             Some(saved) if saved.is_late => Former::Late,
             Some(_) => Former::Same,
@@ -142,7 +203,7 @@ impl EarlierRun {
             former,
         };
         self.came.insert(port, came);
-        self.note_gone(of_others, gone_max);
+        self.keep(of_others, self.loaded_at, kept_max, |run| &mut run.gone);
         let loaded_at = self.loaded_at;
         let names = saved.into_iter().flat_map(|entry| {
             let names = entry.names.into_iter();
@@ -163,53 +224,83 @@ impl EarlierRun {
         self.came.get(&port).map(|came| came.former)
     }
 
-    /// Whether the pod of a port has come behind the flows that may be adopted.
+    /// Whether the pod of a port has come behind flows in the switch that nobody has.
     pub(super) fn is_late(&self, port: PortId) -> bool {
         let former = self.former(port);
-        !self.is_adopted && former.is_some_and(|former| former != Former::Same)
+        let may_be_left = !self.is_adopted || !self.gone.is_empty();
+        may_be_left && former.is_some_and(|former| former != Former::Same)
     }
 
-    /// A port is gone, with these entries. Its pod may come back, as when its interface is made anew. Until then another
-    /// pod may have its address.
-    pub(super) fn closed(&mut self, port: PortId, entries: &Entries, kept_max: usize) {
+    /// A port is gone, with these entries. During a start, its pod may come back, as when its interface is made anew.
+    /// Until then another pod may have its address.
+    pub(super) fn closed(
+        &mut self,
+        port: PortId,
+        entries: &Entries,
+        now: Timestamp,
+        kept_max: usize,
+    ) {
         let is_late = self.is_late(port);
-        let came = self.came.remove(&port);
-        let Some(Came { name, pod, .. }) = came.filter(|_| !self.is_adopted) else {
-            return;
-        };
-        // As in the snapshot, the time that is left for a name is counted from the start on.
-        let saved = entries.saved((&name, pod.as_deref(), is_late), self.loaded_at);
-        let kept = count(&self.awaited) + count(&self.gone);
-        self.keep(saved, kept_max.saturating_sub(kept), |run| &mut run.awaited);
-    }
-
-    /// All ports have come: the pods of the others are gone.
-    pub(super) fn forget_awaited(&mut self, gone_max: usize) {
-        let awaited = std::mem::take(&mut self.awaited);
-        self.note_gone(awaited.into_values().flatten().collect(), gone_max);
-    }
-
-    /// Notes that the pods of these entries are gone.
-    fn note_gone(&mut self, entries: Vec<SavedEntry>, gone_max: usize) {
-        if !self.is_adopted {
-            let room = gone_max.saturating_sub(count(&self.gone));
-            self.keep(entries, room, |run| &mut run.gone);
+        if let Some(Came { name, pod, .. }) = self.came.remove(&port) {
+            // As in the snapshot, the time that is left for a name is counted from the start on.
+            let saved = entries.saved((&name, pod.as_deref(), is_late), self.loaded_at);
+            let place: Place = match self.is_adopted {
+                true => |run| &mut run.gone,
+                false => |run| &mut run.awaited,
+            };
+            self.keep(saved, now, kept_max, place);
         }
     }
 
-    /// Keeps so many of these entries, whose ports are not there, among others of the kind.
-    fn keep(
-        &mut self,
-        entries: Vec<SavedEntry>,
-        room: usize,
-        others: impl Fn(&mut Self) -> &mut SavedPorts,
-    ) {
+    /// All ports have come: the pods of the others are gone.
+    pub(super) fn forget_awaited(&mut self, kept_max: usize) {
+        let awaited = std::mem::take(&mut self.awaited).ports.into_values();
+        let entries = awaited.flat_map(|of_port| of_port.entries).collect();
+        self.keep(entries, self.loaded_at, kept_max, |run| &mut run.gone);
+    }
+
+    /// Keeps entries, whose ports are not there.
+    fn keep(&mut self, entries: Vec<SavedEntry>, at: Timestamp, kept_max: usize, place: Place) {
         self.version += u64::from(!entries.is_empty());
-        self.is_left_cut |= entries.len() > room;
-        for entry in entries.into_iter().take(room) {
+        for entry in entries {
+            if self.awaited.names + self.gone.names + size(&entry) > kept_max {
+                self.is_left_cut = true;
+                continue;
+            }
             self.left.insert(entry.address);
-            let of_port = others(self).entry(Arc::clone(&entry.port)).or_default();
-            of_port.push(entry);
+            place(self).add(entry, at);
+        }
+    }
+
+    /// A dump shows a flow to this address that nobody has.
+    pub(super) fn shown(&mut self, address: IpAddr) {
+        if self.left.contains(&address) {
+            self.shown.insert(address);
+        }
+    }
+
+    /// A dump that has begun then is complete: what pods that had gone before have left, it has shown.
+    pub(super) fn compared(&mut self, since: Timestamp) {
+        let shown = std::mem::take(&mut self.shown);
+        if !self.is_adopted || self.gone.is_empty() {
+            return;
+        }
+        let before = self.gone.names;
+        self.gone
+            .retain(since, |entry| shown.contains(&entry.address));
+        self.version += u64::from(self.gone.names != before);
+        self.left = self.gone.iter().map(|entry| entry.address).collect();
+        if self.gone.is_empty() {
+            self.nothing_is_left();
+        }
+    }
+
+    /// All flows in the switch are those of the pods that are there.
+    fn nothing_is_left(&mut self) {
+        (self.awaited, self.gone) = (Kept::default(), Kept::default());
+        (self.left, self.is_left_cut) = (HashSet::new(), false);
+        for came in self.came.values_mut() {
+            came.former = Former::Same;
         }
     }
 
@@ -226,9 +317,8 @@ impl EarlierRun {
 
     /// All flows have been adopted or removed: nothing is left of pods that are gone.
     pub(super) fn adopted_all(&mut self) {
-        self.left = HashSet::new();
-        let kept = [&mut self.awaited, &mut self.gone].map(std::mem::take);
-        self.version += u64::from(kept.iter().any(|ports| !ports.is_empty()));
+        self.version += u64::from(!self.awaited.is_empty() || !self.gone.is_empty());
+        self.nothing_is_left();
         self.is_adopted = true;
         self.rules.clear();
     }
@@ -252,9 +342,10 @@ impl EarlierRun {
         let not_there = [(&self.awaited, awaited), (&self.gone, gone)];
         not_there.into_iter().find_map(|(ports, last)| {
             let rest = (last.as_deref().map_or(Unbounded, Excluded), Unbounded);
-            let (port, entries) = ports.range::<str, _>(rest).next()?;
+            let (port, of_port) = ports.ports.range::<str, _>(rest).next()?;
             *last = Some(Arc::clone(port));
-            Some(entries.iter().map(|entry| entry.aged(age)).collect())
+            let entries = of_port.entries.iter();
+            Some(entries.map(|entry| entry.aged(age)).collect())
         })
     }
 }

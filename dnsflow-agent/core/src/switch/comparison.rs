@@ -400,6 +400,9 @@ impl Switch {
             if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now)) {
                 continue;
             }
+            if let Some(address) = flow.key.matches.ends.dst() {
+                access.cache.flow_shown(address);
+            }
             if self.waiting.explains(&flow.key, flow.cookie) {
                 access.ends(&flow.key, now);
                 continue;
@@ -437,6 +440,7 @@ impl Switch {
         let since = self.comparison.since.take()?;
         // As before the comparison: what is missing in the switch is lost, and restored in parts.
         let mut unsent = self.batch(false, now);
+        access.cache.dump_ended(since);
         self.comparison.ended += 1;
         self.comparison.has_ended = true;
         self.unanswered.clear();

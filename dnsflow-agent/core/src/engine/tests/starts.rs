@@ -625,3 +625,94 @@ fn what_a_pod_has_opened_before_the_first_comparison_is_not_left_to_another_one_
         assert!(!is_open_at_all(&node, ADDRESS), "{new:?}");
     }
 }
+
+/// What the switch does while the flows of a pod are removed.
+#[derive(Clone, Copy, Debug)]
+enum SwitchAtEnd {
+    Answers,
+    IsSlow,
+    IsAway,
+}
+
+/// In a run, pod p1 has many open addresses, and goes. The agent ends, and another pod comes at the address without an
+/// agent, or before the end (`is_there`), and is told something. Returns how many addresses are open for it.
+fn open_behind_a_pod_that_went_in_a_run(end: SwitchAtEnd, is_there: bool, new: NewPod) -> usize {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    for name in 0..3 {
+        let text = format!("n{name}.example.com");
+        before.answer("p1", &text, &addresses(name * 200, 200), 3600);
+    }
+    before.pass(Duration::from_secs(60));
+    assert_eq!(before.destinations().len(), 600);
+    match end {
+        SwitchAtEnd::Answers => {}
+        SwitchAtEnd::IsSlow => before.switch_answers = false,
+        SwitchAtEnd::IsAway => {
+            before.switch_answers = false;
+            before.give(Input::SwitchDown);
+        }
+    }
+    before.remove_interface("p1");
+    before.remove_logical_port("p1");
+    if is_there {
+        let name = new.0.trim_start_matches("ns1_");
+        before.add_pod_as(name, 5, new.1, ROWS[1]);
+        before.answer(name, "other.example.com", &addresses(1000, 1), 3600);
+    }
+    before.pass(Duration::from_millis(500));
+    let saved = before.engine.snapshot(before.now);
+    let mut node = started(&mut before, &saved, Config::default());
+    node.pods = [(new.0.to_owned(), ROWS[1])].into();
+    give_interfaces(&mut node, true, ROWS[1], Some(new));
+    read_rules(&mut node, &rules);
+    let sb = southbound(&node, &rules);
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(ROWS[1], Some(port_binding(new.0, 5)))],
+        ..sb
+    }));
+    node.pass(Duration::from_secs(30));
+    node.destinations().len()
+}
+
+#[test]
+fn a_pod_that_went_just_before_the_end_leaves_nothing_to_another_one_at_its_address() {
+    use SwitchAtEnd::{Answers, IsAway, IsSlow};
+    for end in [Answers, IsSlow, IsAway] {
+        for is_there in [false, true] {
+            for new in NEW_PODS {
+                let open = open_behind_a_pod_that_went_in_a_run(end, is_there, new);
+                let case = format!("{end:?} {is_there} {new:?}");
+                assert_eq!(open, usize::from(is_there), "{case}");
+            }
+        }
+    }
+}
+
+/// A snapshot has what a pod has left that went until a comparison finds none of its flows.
+#[test]
+fn what_a_pod_has_left_is_saved_until_a_comparison_finds_none_of_it() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut node = Node::with(&rules);
+    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 3600);
+    node.pass(Duration::from_secs(60));
+    let lost = node.switch.clone();
+    node.remove_interface("p1");
+    node.remove_logical_port("p1");
+    assert_eq!(node.switch.len(), 0);
+    let saved = |node: &Node| node.engine.snapshot(node.now).len();
+    assert_eq!(saved(&node), 2);
+    let version = node.engine.cache_version();
+    // One of them is there again.
+    node.switch.extend(lost.into_iter().take(1));
+    node.pass(COMPARE_INTERVAL);
+    assert_eq!(saved(&node), 1);
+    assert!(node.engine.cache_version() > version);
+    node.pass(COMPARE_INTERVAL);
+    assert_eq!((saved(&node), node.switch.len()), (0, 0));
+    // A pod that comes then is like any other one.
+    node.add_pod("p1", 5);
+    node.answer("p1", "www.example.com", &[ADDRESS], 3600);
+    let saved = node.engine.snapshot(node.now);
+    assert!(saved.iter().all(|saved| !saved.is_late));
+}
