@@ -154,7 +154,11 @@ impl Engine {
             answers: Answers::new(dns_ports, resolvers, &mut out),
             policy: Policy::new(subdomains, dry_run, mark_mask.is_some()),
             told: Told {
-                cache: Cache::new(cache_limits, mark_mask.map(NonZeroU32::get)),
+                cache: Cache::new(
+                    cache_limits,
+                    mark_mask.map(NonZeroU32::get),
+                    refusals.translation().clone(),
+                ),
                 plans: Plans::default(),
                 budget: FlowBudget::new(flow_changes_per_second),
                 refused: RefusedAddresses::new(refusals, &mut out),
