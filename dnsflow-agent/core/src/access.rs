@@ -326,17 +326,10 @@ impl Access<'_> {
         recheck: &Recheck,
         networks: &ChangedNetworks<'_>,
     ) -> BTreeSet<IpAddr> {
-        let addresses = recheck.addresses();
-        let known = addresses.iter().copied();
-        let known = known.filter(|address| self.cache.entry(port, *address).is_some());
-        let mut found: BTreeSet<IpAddr> = known.collect();
-        if !addresses.is_empty() {
-            for network in self.refused.translating() {
-                let forms = self.cache.port(port).entries.in_network(network);
-                let forms = forms.filter(|form| self.refused.is_form_of_any(*form, addresses));
-                found.extend(forms.map(IpAddr::V6));
-            }
-        }
+        let entries = &self.cache.port(port).entries;
+        let addresses = recheck.addresses().iter();
+        let found = addresses.flat_map(|address| entries.forms_of(*address));
+        let mut found: BTreeSet<IpAddr> = found.collect();
         if !networks.is_empty() {
             let all = self.cache.addresses(port).into_iter();
             found.extend(all.filter(|address| self.refused.is_in(*address, networks)));

@@ -41,7 +41,7 @@ use crate::{
     },
     installed::{Batch, Groups},
     io::{input::BatchId, output::Output},
-    policy::plan::Room,
+    policy::{plan::Room, refused::Translation},
     values::{
         ids::{PortId, SandboxId},
         limits::{CacheLimits, Limit, UNKNOWN_DEFERRED_MAX},
@@ -137,10 +137,14 @@ pub(crate) type Whose<'a> = &'a dyn Fn(PortId) -> Option<(String, String)>;
 
 impl Cache {
     /// An empty cache. `mark_mask`: the bits of the mark that say a packet's group, if addresses get groups.
-    pub(crate) fn new(limits: CacheLimits, mark_mask: Option<u32>) -> Self {
+    pub(crate) fn new(
+        limits: CacheLimits,
+        mark_mask: Option<u32>,
+        translation: Translation,
+    ) -> Self {
         Self {
             limits,
-            ports: CachedPorts::default(),
+            ports: CachedPorts::new(translation),
             due: Due::default(),
             backends: BTreeSet::new(),
             ending: BTreeSet::new(),

@@ -11,6 +11,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     num::NonZeroU32,
+    sync::Arc,
     time::Duration,
 };
 
@@ -47,6 +48,7 @@ use crate::{
     },
     policy::{
         Mention, Policy,
+        plan::RuleInPlace,
         refused::{Recheck, Refusals, Refused, RefusedAddresses},
         rules::ChangedRules,
     },
@@ -154,7 +156,11 @@ impl Engine {
             answers: Answers::new(dns_ports, resolvers, &mut out),
             policy: Policy::new(subdomains, dry_run, mark_mask.is_some()),
             told: Told {
-                cache: Cache::new(cache_limits, mark_mask.map(NonZeroU32::get)),
+                cache: Cache::new(
+                    cache_limits,
+                    mark_mask.map(NonZeroU32::get),
+                    refusals.translation().clone(),
+                ),
                 plans: Plans::default(),
                 budget: FlowBudget::new(flow_changes_per_second),
                 refused: RefusedAddresses::new(refusals, &mut out),
@@ -632,23 +638,34 @@ impl Engine {
         rules.collect()
     }
 
-    /// Whether the rules for all pods here are those of the snapshot of the earlier run. At a pod of which it has neither
-    /// names nor the namespace, no program of that run has opened anything.
+    /// The ports at which programs of the earlier run may have opened addresses, as far as its snapshot says. At a pod
+    /// of which it has neither names nor the namespace, they have not.
+    fn ports_of_earlier_run(&self) -> impl Iterator<Item = &Port> {
+        let ports = self.ports.iter();
+        let ports = ports.filter(|(id, port)| {
+            self.former_rules(port).is_some() || !self.told.cache.snapshot_lacks_pod_of(*id)
+        });
+        ports.map(|(_, port)| port)
+    }
+
+    /// The rules of the earlier run for a port, if its snapshot has the namespace.
+    fn former_rules(&self, port: &Port) -> Option<Arc<[RuleInPlace]>> {
+        let namespace = self.policy.namespace_of_rules(&port.row)?;
+        self.told.cache.former_rules(namespace)
+    }
+
+    /// Whether the rules for all pods of the earlier run are those of its snapshot.
     fn are_rules_those_of_snapshot(&self) -> bool {
-        let is_same = |id: PortId, port: &Port| {
+        let mut ports = self.ports_of_earlier_run();
+        ports.all(|port| {
             let mut in_place = self.policy.rules_in_place(&port.row);
-            let namespace = self.policy.namespace_of_rules(&port.row);
-            let saved = namespace.and_then(|namespace| self.told.cache.former_rules(namespace));
-            if saved.is_none() && self.told.cache.snapshot_lacks_pod_of(id) {
-                return true;
-            }
+            let saved = self.former_rules(port);
             let mut saved = saved.as_deref().unwrap_or_default().to_vec();
             // Both are in no particular order.
             in_place.sort_unstable();
             saved.sort_unstable();
             in_place == saved
-        };
-        self.ports.iter().all(|(id, port)| is_same(id, port))
+        })
     }
 
     /// The rules for these ports, or where they are enforced, may be others: the programs of earlier agents open nothing
@@ -1102,8 +1119,8 @@ impl Engine {
             if with_marks && self.told.classes.are_earlier_unknown() {
                 // Before any flow of these rules is written that has a number of an earlier agent.
                 let are_rules_same = self.are_rules_those_of_snapshot();
-                let interfaces = self.ports.iter().filter_map(|(_, port)| port.ifindex);
-                let interfaces = interfaces.collect();
+                let interfaces = self.ports_of_earlier_run();
+                let interfaces = interfaces.filter_map(|port| port.ifindex).collect();
                 self.told.classes.decide_earlier(are_rules_same, interfaces);
                 self.told.classes.give_out(&mut self.out);
             }

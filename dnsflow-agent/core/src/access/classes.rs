@@ -151,7 +151,8 @@ impl Classes {
         matches!(self.earlier, Earlier::Unknown)
     }
 
-    /// The rules are known. They are those of the earlier agents, or not. The interfaces are those that there are.
+    /// The rules are known. They are those of the earlier agents, or not. The interfaces are those at which their
+    /// programs may open addresses.
     pub(crate) fn decide_earlier(&mut self, are_rules_same: bool, interfaces: BTreeSet<u32>) {
         self.earlier = Earlier::Allowed(interfaces);
         if !are_rules_same {

@@ -7,11 +7,9 @@ pub(super) mod names;
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map},
-    net::{IpAddr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
-
-use ipnet::Ipv6Net;
 
 use crate::{
     Timestamp,
@@ -24,7 +22,7 @@ use crate::{
         snapshot::SavedEntry,
     },
     installed::{Flows, GroupsVersion, Installed, Place},
-    policy::{plan::Room, rules::NamePattern},
+    policy::{plan::Room, refused::Translation, rules::NamePattern},
     tools::table::IndexMap,
     values::{
         flow::Traffic,
@@ -39,8 +37,9 @@ pub(crate) struct Entries {
     /// In boxes: a table that grows has twice the room that it needs. In the order in which they came, which is mostly
     /// that of the boxes in memory: a look at all entries goes one way.
     by_address: IndexMap<IpAddr, Box<Entry>>,
-    /// Those of the addresses that are of IPv6, in order.
-    ipv6: BTreeSet<Ipv6Addr>,
+    /// The addresses of IPv6 that may stand for one of IPv4, behind that one.
+    translated: BTreeSet<(Ipv4Addr, Ipv6Addr)>,
+    translation: Translation,
     /// For each name, the addresses whose entries have the name.
     by_name: BTreeMap<FromEnd, Addresses>,
     /// The addresses whose entries have adopted flows.
@@ -117,6 +116,14 @@ pub(crate) struct Entry {
 const _: () = assert!(cfg!(test) || size_of::<Entry>() == 136);
 
 impl Entries {
+    /// There are none.
+    pub(super) fn new(translation: Translation) -> Self {
+        Self {
+            translation,
+            ..Self::default()
+        }
+    }
+
     // What there is.
 
     /// The number of addresses.
@@ -151,10 +158,20 @@ impl Entries {
         entries.map(|(address, entry)| (*address, &mut **entry))
     }
 
-    /// The addresses in a network of IPv6.
-    pub(crate) fn in_network(&self, network: Ipv6Net) -> impl Iterator<Item = Ipv6Addr> {
-        let all = network.network()..=network.broadcast();
-        self.ipv6.range(all).copied()
+    /// The address if it has an entry, and those that may stand for it.
+    pub(crate) fn forms_of(&self, address: IpAddr) -> impl Iterator<Item = IpAddr> {
+        let itself = self.get(address).map(|_| address);
+        let translated = match address {
+            IpAddr::V4(address) => Some(
+                self.translated
+                    .range((address, Ipv6Addr::UNSPECIFIED)..)
+                    .take_while(move |(inner, _)| *inner == address),
+            ),
+            IpAddr::V6(_) => None,
+        };
+        let translated = translated.into_iter().flatten();
+        let translated = translated.map(|(_, form)| IpAddr::V6(*form));
+        itself.into_iter().chain(translated)
     }
 
     /// The addresses that have this name.
@@ -251,8 +268,9 @@ impl Entries {
     /// The entry of an address.
     fn entry_or_new(&mut self, address: IpAddr) -> &mut Entry {
         self.by_address.entry(address).or_insert_with(|| {
-            if let IpAddr::V6(address) = address {
-                self.ipv6.insert(address);
+            if let IpAddr::V6(form) = address {
+                let inner = self.translation.inner(form);
+                self.translated.extend(inner.map(|inner| (inner, form)));
             }
             Box::default()
         })
@@ -440,8 +458,10 @@ impl Entries {
         self.forget_names(address, |_, _| true);
         self.adopting.remove(&address);
         self.unplanned.remove(&address);
-        if let IpAddr::V6(address) = address {
-            self.ipv6.remove(&address);
+        if let IpAddr::V6(form) = address {
+            for inner in self.translation.inner(form) {
+                self.translated.remove(&(inner, form));
+            }
         }
         let entry = self.by_address.swap_remove(&address)?;
         self.sizes.flows -= entry.flow_count();

@@ -16,6 +16,7 @@ use crate::{
         entries::{Entries, Entry, Sizes},
     },
     installed::Place,
+    policy::refused::Translation,
     tools::shares::Shares,
     values::{
         ids::{PortId, SandboxId},
@@ -48,6 +49,7 @@ pub(super) struct CachedPorts {
     /// The ports of each sandbox.
     by_sandbox: BTreeMap<SandboxId, BTreeSet<PortId>>,
     totals: Totals,
+    translation: Translation,
     /// The answers to a port that does not exist: none.
     nothing: CachedPort,
 }
@@ -67,9 +69,21 @@ pub(super) struct Totals {
 }
 
 impl CachedPorts {
+    /// There are none.
+    pub(super) fn new(translation: Translation) -> Self {
+        Self {
+            translation,
+            ..Self::default()
+        }
+    }
+
     /// Adds a port of a sandbox.
     pub(super) fn open(&mut self, id: PortId, sandbox: SandboxId) {
-        self.ports.insert(id, CachedPort::default());
+        let port = CachedPort {
+            entries: Entries::new(self.translation.clone()),
+            ..CachedPort::default()
+        };
+        self.ports.insert(id, port);
         self.enter(id, sandbox);
     }
 

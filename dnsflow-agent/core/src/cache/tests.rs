@@ -3,6 +3,7 @@ mod check;
 use super::*;
 use crate::{
     cache::snapshot::{Saved, SavedEntry, SavedName},
+    policy::refused::Translation,
     switch::Switch,
     tools::deadline::Why,
 };
@@ -31,7 +32,7 @@ impl Setup {
             addresses_per_name_max: of_name,
             ..CacheLimits::default()
         };
-        let mut cache = Cache::new(limits, None);
+        let mut cache = Cache::new(limits, None, Translation::default());
         assert_eq!(cache.open((PORT, SandboxId(1)), "ns1_p1", None), []);
         Self {
             cache,
@@ -149,7 +150,7 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
             is_denied: false,
         }],
     };
-    let mut cache = Cache::new(CacheLimits::default(), None);
+    let mut cache = Cache::new(CacheLimits::default(), None, Translation::default());
     let saved = Saved {
         entries: vec![saved("1", 1), saved("2", 2)],
         ..Saved::default()

@@ -9,6 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     str::FromStr,
+    sync::Arc,
     time::Duration,
 };
 
@@ -171,6 +172,28 @@ impl Nat64Prefix {
         let octets = address.octets();
         let is_in = self.0.contains(&address);
         is_in.then(|| Ipv4Addr::from(place.map(|index| octets[index])))
+    }
+}
+
+/// Which addresses of IPv4 an address of IPv6 may stand for.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Translation {
+    /// The prefixes beside those that everybody has.
+    prefixes: Arc<[Nat64Prefix]>,
+}
+
+impl Translation {
+    /// The addresses of IPv4 that this one may stand for.
+    pub(crate) fn inner(&self, address: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
+        let by_option = self.prefixes.iter();
+        let by_option = by_option.filter_map(move |prefix| prefix.embedded(address));
+        embedded(address).into_iter().chain(by_option)
+    }
+
+    /// The networks in which an address may stand for one of IPv4.
+    fn networks(&self) -> impl Iterator<Item = Ipv6Net> {
+        let by_option = self.prefixes.iter().map(|prefix| prefix.0);
+        TRANSLATING.iter().copied().chain(by_option)
     }
 }
 
@@ -344,7 +367,7 @@ pub struct Refusals {
     denied: Networks,
     private: bool,
     cluster: Networks,
-    nat64: Vec<Nat64Prefix>,
+    translation: Translation,
     learned: Learned,
 }
 
@@ -372,7 +395,9 @@ impl Refusals {
             denied: Networks::new(networks),
             private: denied.contains(&DeniedNetwork::Private),
             cluster: Networks::new(OVN_KUBERNETES_NETWORKS.iter().chain(cluster).copied()),
-            nat64: nat64.to_vec(),
+            translation: Translation {
+                prefixes: nat64.into(),
+            },
             learned: Learned::default(),
         })
     }
@@ -399,12 +424,14 @@ impl Refusals {
         Ok(())
     }
 
-    /// The IPv4 addresses that an IPv6 address may stand for.
+    /// Which addresses of IPv4 an address of IPv6 may stand for.
+    pub(crate) fn translation(&self) -> &Translation {
+        &self.translation
+    }
+
+    /// The addresses of IPv4 that an address of IPv6 may stand for.
     fn inner(&self, address: Ipv6Addr) -> impl Iterator<Item = IpAddr> {
-        let by_option = self.nat64.iter();
-        let by_option = by_option.filter_map(move |prefix| prefix.embedded(address));
-        let inner = embedded(address).into_iter().chain(by_option);
-        inner.map(IpAddr::V4)
+        self.translation.inner(address).map(IpAddr::V4)
     }
 
     /// The networks whose addresses are refused to some port or to all.
@@ -827,7 +854,8 @@ impl RefusedAddresses {
     /// Notes which networks the kernel has to leave to the agent.
     fn leave_networks(&mut self) {
         let mut networks = self.refusals.networks();
-        networks.extend(self.translating().map(IpNet::V6));
+        let translating = self.refusals.translation.networks();
+        networks.extend(translating.map(IpNet::V6));
         let before = std::mem::replace(&mut self.left_by_kernel, networks);
         for network in before.symmetric_difference(&self.left_by_kernel) {
             let is_left = self.is_left(network);
@@ -865,20 +893,6 @@ impl RefusedAddresses {
             out.command(Command::LeaveNetworks(changes));
         }
         are_further
-    }
-
-    /// The networks of IPv6 in which an address may stand for one of IPv4.
-    pub(crate) fn translating(&self) -> impl Iterator<Item = Ipv6Net> {
-        let by_option = self.refusals.nat64.iter().map(|prefix| prefix.0);
-        TRANSLATING.iter().copied().chain(by_option)
-    }
-
-    /// Whether an address may stand for one of these addresses of IPv4.
-    pub(crate) fn is_form_of_any(&self, address: Ipv6Addr, addresses: &BTreeSet<IpAddr>) -> bool {
-        #[cfg(test)]
-        self.work.update(|work| work + 1);
-        let mut inner = self.refusals.inner(address);
-        inner.any(|inner| addresses.contains(&inner))
     }
 
     /// Reports the networks that `--allow-answers` opens, if they have changed.

@@ -23,14 +23,12 @@ impl Entries {
         assert_eq!(adopting, self.adopting);
         let mut unplanned = self.unplanned.iter();
         assert!(unplanned.all(|address| self.by_address.contains_key(address)));
-        let ipv6 = self.by_address.keys().filter(|address| address.is_ipv6());
-        let in_order = self.ipv6.iter().copied().map(IpAddr::V6);
-        assert!(
-            ipv6.copied()
-                .collect::<BTreeSet<_>>()
-                .into_iter()
-                .eq(in_order)
-        );
+        let translated = self.by_address.keys().filter_map(|address| match address {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(form) => Some(self.translation.inner(*form).map(|inner| (inner, *form))),
+        });
+        let translated: BTreeSet<_> = translated.flatten().collect();
+        assert_eq!(translated, self.translated);
         for (address, entry) in &self.by_address {
             entry.names.check();
             let others = entry.names.len() - entry.names.denied();

@@ -161,42 +161,50 @@ fn earlier_programs_go_on_beside_a_further_pod() {
     assert!(node.earlier_open && is_open_at_all(&node, FRESH));
 }
 
-/// The earlier programs are not at its interface, and no class of theirs is of its rules.
-#[test]
-fn earlier_programs_go_on_beside_a_pod_that_has_come_in_another_namespace() {
-    let (mut node, mark) = started_by(node(WAY, &rules()), true, &rules(), |node| {
-        let of_it = [allow("bank.test")];
-        let id = FirewallId {
-            namespace: "ns2".into(),
-            name: "default".into(),
-        };
-        node.give(Input::Firewalls(FirewallUpdate {
-            reset: false,
-            firewalls: vec![(id, Some(firewall(&of_it)))],
-        }));
-        let group = "a1234567890123456789";
-        let acl = acl(0, &of_it).expect("a rule");
-        let acl = Acl {
-            namespace: "ns2".into(),
-            matches: acl.matches.replace(GROUP, group),
-            ..acl
-        };
-        let flow = LogicalFlow {
-            matches: format!("reg0[8] == 1 && ({})", acl.matches),
-            stage_hint: Some(acl_row(18).prefix()),
-            ..logical_flow(0, &of_it).expect("a rule")
-        };
-        node.give(Input::Nb(NbUpdate {
-            acls: vec![(acl_row(18), Some(acl))],
-            ..NbUpdate::default()
-        }));
+/// The port group of ns2.
+const GROUP_OF_NS2: &str = "a1234567890123456789";
+
+/// Namespace ns2 has one rule. Its logical flow is still to come.
+fn set_rule_of_ns2(node: &mut Node, rule: Rule) -> LogicalFlow {
+    let of_it = [rule];
+    let id = FirewallId {
+        namespace: "ns2".into(),
+        name: "default".into(),
+    };
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: false,
+        firewalls: vec![(id, Some(firewall(&of_it)))],
+    }));
+    let acl = acl(0, &of_it).expect("a rule");
+    let acl = Acl {
+        namespace: "ns2".into(),
+        matches: acl.matches.replace(GROUP, GROUP_OF_NS2),
+        ..acl
+    };
+    let flow = LogicalFlow {
+        matches: format!("reg0[8] == 1 && ({})", acl.matches),
+        stage_hint: Some(acl_row(18).prefix()),
+        ..logical_flow(0, &of_it).expect("a rule")
+    };
+    node.give(Input::Nb(NbUpdate {
+        acls: vec![(acl_row(18), Some(acl))],
+        ..NbUpdate::default()
+    }));
+    flow
+}
+
+/// An agent that has started beside programs of an earlier one, which are not at the interface of a pod of ns2 that has
+/// come meanwhile. No class of theirs is of its rules.
+fn started_beside_a_pod_of_ns2() -> (Node, u32) {
+    started_by(node(WAY, &rules()), true, &rules(), |node| {
+        let flow = set_rule_of_ns2(node, allow("bank.test"));
         let row = RowId::new(0x109);
         node.give(Input::Interfaces(InterfaceUpdate {
             reset: false,
             interfaces: vec![(row, Some(interface("ns2_payroll", 9, "uid-payroll")))],
         }));
         let group = PortGroup {
-            name: group.into(),
+            name: GROUP_OF_NS2.into(),
             ports: ["ns2_payroll".into()].into(),
         };
         let mut sb = southbound(node, &rules());
@@ -210,7 +218,35 @@ fn earlier_programs_go_on_beside_a_pod_that_has_come_in_another_namespace() {
         };
         sb.port_bindings.push((row, Some(binding)));
         node.give(Input::Sb(sb));
-    });
+    })
+}
+
+#[test]
+fn earlier_programs_go_on_beside_a_pod_that_has_come_in_another_namespace() {
+    let (mut node, mark) = started_beside_a_pod_of_ns2();
     open_by_earlier_programs(&mut node, FRESH, mark);
     assert_eq!(seconds_open(&mut node, FRESH), 30);
+}
+
+#[test]
+fn earlier_programs_go_on_behind_an_edit_for_pods_that_have_come_since() {
+    for is_theirs in [false, true] {
+        let (mut node, mark) = started_beside_a_pod_of_ns2();
+        open_by_earlier_programs(&mut node, FRESH, mark);
+        if is_theirs {
+            edit(&mut node, &[allow("b.test"), deny_all()]);
+        } else {
+            let flow = set_rule_of_ns2(&mut node, allow("other.test"));
+            node.give(Input::Sb(SbUpdate {
+                logical_flows: vec![(logical_flow_row(18), Some(flow))],
+                ..SbUpdate::default()
+            }));
+            let row = interface("ns2_payroll", 9, "uid-payroll");
+            let in_place = format!("{:?}", node.engine.policy.rules_in_place(&row));
+            assert!(in_place.contains("other.test"), "{in_place}");
+        }
+        let seconds = if is_theirs { 0 } else { 30 };
+        assert_eq!(seconds_open(&mut node, FRESH), seconds, "{is_theirs}");
+        assert_eq!(node.earlier_open, !is_theirs);
+    }
 }

@@ -6,7 +6,7 @@ use super::{restart::southbound, *};
 use crate::{
     io::input::LargeTable,
     ovn::rows::{Encapsulation, GatewayPort, Interface, LoadBalancer, NodeSet},
-    policy::refused::Refusals,
+    policy::refused::{Nat64Prefix, Refusals},
     testing::answer_frame_of_ipv6,
     values::resolver::Resolver,
 };
@@ -368,6 +368,99 @@ fn a_service_costs_by_itself_and_not_by_the_others_or_by_what_is_open() {
     assert!(few.iter().all(|work| *work > 0));
     assert_eq!(few, work_of_a_service(1_000, 5));
     assert_eq!(few, work_of_a_service(10, 50));
+}
+
+/// The networks in which addresses stand for those of IPv4: by themselves, or by the option for RFC 6052.
+const TRANSLATING: [&str; 6] = [
+    "::ffff:0:0:0/96",
+    "64:ff9b::/96",
+    "64:ff9b:1::/48",
+    "2002::/16",
+    "2001:db8:100::/40",
+    "2001:db8:122:344::/64",
+];
+
+/// An address of IPv6 that stands for one of IPv4 by one of these networks.
+fn form_of(address: [u8; 4], network: &str) -> Ipv6Addr {
+    let network: ipnet::Ipv6Net = network.parse().expect("a network");
+    let mut form = network.network().octets();
+    let at = match network.prefix_len() {
+        16 => [2, 3, 4, 5],
+        40 => [5, 6, 7, 9],
+        48 => [6, 7, 9, 10],
+        64 => [9, 10, 11, 12],
+        _ => [12, 13, 14, 15],
+    };
+    for (at, octet) in at.into_iter().zip(address) {
+        form[at] = octet;
+    }
+    form.into()
+}
+
+/// What a Service costs at whose address nothing is open, and one at whose address something is, with so many addresses
+/// open beside it: by this network, or of IPv4.
+fn work_beside_open(network: Option<&str>, names: u32) -> [usize; 2] {
+    let prefixes = TRANSLATING[4..].iter();
+    let prefixes: Vec<Nat64Prefix> = prefixes
+        .map(|prefix| prefix.parse().expect("a prefix"))
+        .collect();
+    let refusals = Refusals::new(&[], &[], &[], &prefixes).expect("few networks");
+    let mut node = Node::bare();
+    node.engine = Engine::new(Config {
+        refusals,
+        ..Config::default()
+    });
+    let mut node = node.start(&[allow("example.com"), deny_all()]);
+    for name in 0..names {
+        let text = format!("n{name}.example.com");
+        let told = addresses(name * 256, 256);
+        let Some(network) = network else {
+            node.answer("p1", &text, &told, 3600);
+            continue;
+        };
+        let told = told.into_iter().map(|address| form_of(address, network));
+        let frame = answer_frame_of_ipv6(&text, &told.collect::<Vec<_>>(), 3600);
+        node.frame(ifindex_of(node.pods["ns1_p1"]), &frame);
+    }
+    let open = names as usize * 256;
+    let entries = node.engine.told.cache.entries_mut();
+    assert_eq!(entries.count(), open, "{network:?}");
+    let [known, ..] = addresses(7, 1)[..] else {
+        unreachable!("one was asked for")
+    };
+    let work = [[10, 96, 7, 1], known].map(|address| {
+        let row = LoadBalancer {
+            service: "ns1/service".into(),
+            network: None,
+            addresses: [address.into()].into(),
+            backends: Box::default(),
+        };
+        let before = node.engine.told.refused.work.get();
+        node.give(Input::Nb(NbUpdate {
+            load_balancers: vec![(RowId::new(0x700), Some(row))],
+            ..NbUpdate::default()
+        }));
+        node.engine.told.refused.work.get() - before
+    });
+    let entries = node.engine.told.cache.entries_mut();
+    let refused = entries.filter(|(.., entry)| entry.is_refused).count();
+    assert_eq!(refused, 1, "{network:?}: the form of the second one");
+    node.engine.told.cache.check();
+    work
+}
+
+#[test]
+fn a_service_costs_by_itself_and_not_by_the_translated_addresses_that_are_open() {
+    let of_ipv4 = work_beside_open(None, 1);
+    for network in TRANSLATING {
+        for names in [1, 16] {
+            assert_eq!(
+                work_beside_open(Some(network), names),
+                of_ipv4,
+                "{network} {names}"
+            );
+        }
+    }
 }
 
 /// The logical switch of a tenant's network.
