@@ -1,7 +1,7 @@
 //! How a rule by name is enforced for an address: by the flows that the agent has installed, whatever the rules say.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
@@ -122,11 +122,11 @@ impl AddressFlows<'_> {
     ) -> impl Iterator<Item = &'r ActiveRule> {
         let flows = self.flows.iter();
         let flows = flows.filter(|(flow, _)| is_for(flow.transport, asked));
-        let priorities: HashSet<u16> = flows.map(|(flow, _)| flow.priority).collect();
-        let rules = sets.iter().flat_map(|set| set.rules());
-        rules.map(|rule| &**rule).filter(move |rule| {
-            let mut templates = rule.templates.iter();
-            templates.any(|template| priorities.contains(&template.priority))
+        let priorities: BTreeSet<u16> = flows.map(|(flow, _)| flow.priority).collect();
+        sets.iter().flat_map(move |set| {
+            let places = priorities.iter().flat_map(|one| set.at_priority(*one));
+            let places: BTreeSet<usize> = places.copied().collect();
+            places.into_iter().map(|place| &*set.rules()[place])
         })
     }
 

@@ -268,6 +268,8 @@ struct Destined<'a> {
     names: ToldNames<'a>,
     /// The one of them that does not count yet.
     unknown: Option<&'a DomainName>,
+    /// The rules that its flows may be of. Of an address without a name, thousands of others are not looked at.
+    ruling: OnceCell<BTreeSet<u32>>,
     /// Why the pod does not know the address. Few questions need it.
     untold: OnceCell<Untold>,
     /// Why no answer opens the address, if none does.
@@ -304,6 +306,8 @@ impl Untold {
 impl<'a> Destined<'a> {
     /// The rules that OVN enforces as this one of the EgressFirewall: none, or mostly one.
     fn enforced_as(&self, (index, rule): (u32, &Rule), name: &DnsName) -> Enforcing<'a> {
+        #[cfg(test)]
+        super::told_names::WORK.set(super::told_names::WORK.get() + 1);
         let mut by_name = self.enforced.borrow_mut();
         let of_name = by_name.entry(name.name().clone()).or_insert_with(|| {
             let mut by_index: BTreeMap<u32, Enforcing<'a>> = BTreeMap::new();
@@ -319,9 +323,16 @@ impl<'a> Destined<'a> {
             .collect()
     }
 
-    /// Whether its flows are those of an earlier run, whose names are not known.
-    fn is_adopted(&self) -> bool {
-        self.flows.as_ref().is_some_and(AddressFlows::are_adopted)
+    /// Whether its flows are those of an earlier run, and may be of the rule with this index.
+    fn is_adopted_of(&self, index: u32) -> bool {
+        let adopted = self.flows.as_ref().filter(|flows| flows.are_adopted());
+        adopted.is_some_and(|flows| {
+            let rules = self.ruling.get_or_init(|| {
+                let rules = flows.rules(&self.sets, None);
+                rules.map(|rule| rule.index).collect()
+            });
+            rules.contains(&index)
+        })
     }
 
     /// The limit for which rules have not all of their flows, if some have not.
@@ -793,6 +804,7 @@ impl View<'_> {
             flows,
             names,
             unknown,
+            ruling: OnceCell::new(),
             untold: OnceCell::new(),
             refusal: OnceCell::new(),
         };
@@ -1063,7 +1075,7 @@ impl View<'_> {
         let pattern = NamePattern::of(name, firewall, self.policy.subdomains());
         let told = to.told(name, pattern);
         let in_set = to.is_in_set_of(name);
-        let is_told = told.is_some() || to.is_adopted();
+        let is_told = told.is_some() || to.is_adopted_of(index);
         let enforcing = match is_told || in_set == Some(true) {
             true => to.enforced_as((index, rule), name),
             false => Enforcing::new(),

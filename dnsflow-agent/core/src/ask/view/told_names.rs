@@ -75,7 +75,7 @@ impl<'a> ToldNames<'a> {
 
 #[cfg(test)]
 thread_local! {
-    /// How many suffixes of names were noted.
+    /// How many suffixes of names, and how many rules in force, were looked at.
     pub(crate) static WORK: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 

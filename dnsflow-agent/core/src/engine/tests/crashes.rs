@@ -6,6 +6,10 @@ use super::{
     starts::{edit, is_open, is_open_at_all},
     *,
 };
+use crate::{
+    ask::view::{Judged, told_names::WORK},
+    values::connection::Attempt,
+};
 
 /// The agent is killed. The next one has this snapshot, and reads these rules.
 fn killed(before: &mut Node, saved: Saved, way: Option<u32>, rules: &[Rule]) -> Node {
@@ -248,6 +252,29 @@ fn an_address_without_a_name_in_use_has_not_all_rules_looked_at() {
     });
     assert!(works[0][0] >= 16, "they are planned again");
     assert_eq!(works[1], works[0]);
+}
+
+#[test]
+fn an_attempt_at_an_address_without_a_name_looks_at_the_rules_of_its_flows_alone() {
+    let works = [4, 400].map(|count| {
+        let node = killed_behind(&many_names(count), ("name00003.test", 16), Lost::All);
+        let attempt = Attempt {
+            ifindex: ifindex_of(node.pods["ns1_p1"]),
+            protocol: Protocol::Tcp,
+            address: addresses(0, 1)[0].into(),
+            port: 443,
+            at: node.now,
+        };
+        let before = WORK.get();
+        let judged = node.engine.view().judge_attempt(&attempt, &[], node.now);
+        let work = WORK.get() - before;
+        match judged {
+            Judged::Allowed(tried) => (tried.rule, work),
+            other => panic!("{other:?}"),
+        }
+    });
+    assert_eq!(works[0].0, Some(3));
+    assert_eq!(works[0], works[1]);
 }
 
 /// Rules that deny a port each. The pod is told a further name.
