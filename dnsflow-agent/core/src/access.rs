@@ -13,6 +13,8 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
+
 use crate::{
     Timestamp,
     cache::{Cache, Claim, Entry, FormerFlow, Learning, Resolution, Standing, Term},
@@ -157,8 +159,8 @@ impl<'a> Access<'a> {
     }
 }
 
-/// By namespace and address, the rules that match packets to the address by it alone.
-type RulesByAddress<'a> = HashMap<(&'a str, IpAddr), Vec<(u32, &'a Rule)>>;
+/// For each namespace, the rules by network: most have few.
+type RulesByNetwork<'a> = HashMap<&'a str, Vec<(u32, IpNet, &'a Rule)>>;
 
 impl Access<'_> {
     /// Counts and reports the plans that have not all flows of their rules.
@@ -586,15 +588,15 @@ impl Access<'_> {
     /// Leaves only connections that a flow of ours in the switch lets pass. A connection that OVN alone allows or denies
     /// is none of them.
     pub(crate) fn retain_passing(&self, connections: &mut Vec<BlockedConnection>) {
-        let mut by_address = HashMap::new();
-        connections.retain(|connection| self.lets_pass(connection, &mut by_address));
+        let mut by_network = HashMap::new();
+        connections.retain(|connection| self.lets_pass(connection, &mut by_network));
     }
 
     /// Whether a flow of ours in the switch lets the pod's packets of this connection pass.
     fn lets_pass<'a>(
         &'a self,
         connection: &BlockedConnection,
-        by_address: &mut RulesByAddress<'a>,
+        by_network: &mut RulesByNetwork<'a>,
     ) -> bool {
         let port = self.ports.named(&connection.port);
         let Some((id, port)) = port.and_then(|id| Some((id, self.ports.get(id)?))) else {
@@ -615,20 +617,17 @@ impl Access<'_> {
         let Some(rule) = rule.filter(|rule| rule.action == RuleAction::Allow) else {
             return false;
         };
-        let key = (&*rule.namespace, connection.dst);
-        let by_address = by_address.entry(key).or_insert_with(|| {
-            let rules = self
-                .policy
-                .rules_by_address(&rule.namespace, connection.dst);
+        let rules = by_network.entry(&rule.namespace).or_insert_with(|| {
+            let rules = self.policy.rules_by_network(&rule.namespace);
             rules.collect()
         });
-        let mut before = by_address
-            .iter()
-            .take_while(|(index, _)| *index < rule.index);
-        let decides =
-            |rule: &Rule| rule.ports.is_empty() || connection.is_for(rule.ports.iter().copied());
-        let deciding = before.find(|(_, rule)| decides(rule));
-        deciding.is_none_or(|(_, rule)| rule.action == RuleAction::Allow)
+        let mut before = rules.iter().take_while(|(index, ..)| *index < rule.index);
+        let deciding = before.find(|(_, network, rule)| {
+            let mut ports = rule.ports.iter().copied().peekable();
+            network.contains(&connection.dst)
+                && (ports.peek().is_none() || connection.is_for(ports))
+        });
+        deciding.is_none_or(|(.., rule)| rule.action == RuleAction::Allow)
     }
 
     // What the switch has.

@@ -18,6 +18,8 @@ use std::{
     sync::Arc,
 };
 
+use ipnet::IpNet;
+
 use crate::{
     Timestamp,
     io::output::Output,
@@ -84,7 +86,7 @@ pub(crate) struct Policy {
     copy_at: Option<Timestamp>,
     tables: Tables,
     cached_actions: CachedActions,
-    /// How many rules were looked at for one that matches an address.
+    /// How many rules were looked at for those by network.
     #[cfg(test)]
     pub(crate) looked_at: std::cell::Cell<usize>,
 }
@@ -570,19 +572,20 @@ impl Policy {
         (understood && cookies.len() <= COUNTED_PER_NAMESPACE_MAX).then_some(cookies)
     }
 
-    /// The rules of the EgressFirewall that match packets to an address by it alone, in their order, with their
-    /// indices: no rules by name or by node.
-    pub(crate) fn rules_by_address(
+    /// The rules of the EgressFirewall by network, in their order, with their indices.
+    pub(crate) fn rules_by_network(
         &self,
         namespace: &str,
-        address: IpAddr,
-    ) -> impl Iterator<Item = (u32, &Rule)> {
+    ) -> impl Iterator<Item = (u32, IpNet, &Rule)> {
         let rules = self.enforced(namespace).map(|firewall| &firewall.rules[..]);
         let rules = (0..).zip(rules.unwrap_or_default());
-        rules.filter(move |(_, rule)| {
+        rules.filter_map(|(index, rule)| {
             #[cfg(test)]
             self.looked_at.update(|looked_at| looked_at + 1);
-            matches!(&rule.destination, Destination::Cidr(network) if network.contains(&address))
+            match rule.destination {
+                Destination::Cidr(network) => Some((index, network, rule)),
+                _ => None,
+            }
         })
     }
 
