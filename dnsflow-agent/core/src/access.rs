@@ -739,7 +739,7 @@ impl Access<'_> {
 
     /// The state of an earlier run is adopted: from now on the rules alone say which of its names are denied.
     pub(crate) fn adopted_all(&mut self, batch: &mut Batch) {
-        self.cache.has_adopted_all();
+        self.cache.has_adopted_all(batch.now());
         self.forget_unconcerned();
         let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
         for port in ports {

@@ -122,8 +122,8 @@ impl Cache {
     }
 
     /// The flows of the earlier run have been adopted or removed.
-    pub(crate) fn has_adopted_all(&mut self) {
-        self.earlier.adopted_all();
+    pub(crate) fn has_adopted_all(&mut self, now: Timestamp) {
+        self.earlier.adopted_all(now);
     }
 
     /// Forgets the adopted flows of an entry that its plan does not have, for good: a rule that comes later does not

@@ -1,9 +1,9 @@
 //! The state that an earlier run of the agent has left: the entries of its snapshot, and the owners of its flows in
 //! the switch. And what pods have left that went in this run.
 //!
-//! An entry of the snapshot is in one place: with its port while the pod is there, else here. It stays here until
-//! all flows of the earlier run have been adopted or removed, so that a snapshot has it as well. If this run ends
-//! before, the next one has to know the owners of the flows.
+//! An entry of the snapshot is in one place: with its port while the pod is there, else here. It stays here until the
+//! flows of the earlier run have been adopted, or a dump shows that they are gone, so that a snapshot has it as well. If
+//! this run ends before, the next one has to know the owners of the flows.
 //!
 //! The entries of each port that goes come here, too: its flows may be in the switch, and another pod with its address
 //! would be taken for their owner, by this run or by the next one. Behind the first comparison, they stay until a dump
@@ -315,15 +315,20 @@ impl EarlierRun {
         }
     }
 
-    /// All flows have been adopted or removed: nothing is left of pods that are gone.
-    pub(super) fn adopted_all(&mut self) {
+    /// All flows have been adopted, or are being removed. A dump that begins later shows what pods have left.
+    pub(super) fn adopted_all(&mut self, now: Timestamp) {
         self.version += u64::from(!self.awaited.is_empty() || !self.gone.is_empty());
-        self.nothing_is_left();
+        for of_port in self.gone.ports.values_mut() {
+            of_port.at = now;
+        }
         self.is_adopted = true;
         self.rules.clear();
+        if self.gone.is_empty() {
+            self.nothing_is_left();
+        }
     }
 
-    /// Whether all flows have been adopted or removed.
+    /// Whether all flows have been adopted, or are being removed.
     pub(super) fn is_adopted(&self) -> bool {
         self.is_adopted
     }

@@ -987,7 +987,8 @@ fn a_start_that_ends_early_gives_a_new_pod_nothing_of_the_former_one() {
             let own = (0..early_ends.min(1)).map(|_| "203.0.113.2".to_owned());
             let case = format!("{way:?} {early_ends} early ends");
             assert_eq!(node.destinations(), own.collect(), "{case}");
-            // Once all is adopted or removed, nothing of the former pod is kept.
+            // Once a dump shows that all is adopted or removed, nothing of the former pod is kept.
+            node.pass(COMPARE_INTERVAL);
             let left = node.engine.snapshot(node.now);
             let is_of_new = |entry: &SavedEntry| entry.pod.as_deref() == Some("uid-new");
             assert!(left.iter().all(is_of_new), "{case}");
