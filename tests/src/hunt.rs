@@ -41,9 +41,6 @@ const SECOND_SYN: Duration = Duration::from_millis(990);
 const PODS: [&str; 2] = ["ns1_pod1", "ns1_pod2"];
 const FREE_POD: &str = "ns2_pod1";
 
-/// `explain` may leave this share of the questions open whose answer the agent could know.
-const LEFT_OPEN_MAX: f64 = 0.02;
-
 /// With more lost answers than this, something is broken.
 const LOST_MAX: usize = 100;
 
@@ -268,6 +265,13 @@ pub struct Explained {
     pub left_open: BTreeMap<String, usize>,
 }
 
+impl Explained {
+    /// Whether at most one of twenty certain questions is left open.
+    fn leaves_few_open(&self) -> bool {
+        20 * self.left_open.values().sum::<usize>() <= self.certain
+    }
+}
+
 /// A question to `explain`.
 struct Question {
     pod: &'static str,
@@ -406,9 +410,12 @@ impl<'a> Hunt<'a> {
     /// Tries so many firewalls.
     pub fn run(&mut self, firewalls: usize) {
         self.the_network_works();
-        // More of them, until both verdicts of dnsflow's have made a difference.
+        // More of them, until both verdicts of dnsflow's have made a difference, and until there are questions enough to
+        // tell a share of them from chance.
         for round in 0..3 * firewalls {
-            if round >= firewalls && self.seen.by_dnsflow.len() == 2 {
+            let is_enough =
+                self.seen.by_dnsflow.len() == 2 && self.seen.explained.leaves_few_open();
+            if round >= firewalls && is_enough {
                 break;
             }
             // Each state takes less than this many.
@@ -425,11 +432,10 @@ impl<'a> Hunt<'a> {
             certain, left_open, ..
         } = &self.seen.explained;
         let open: usize = left_open.values().sum();
-        let share = LEFT_OPEN_MAX * *certain as f64;
-        // Four standard deviations of a number whose mean is that: few questions tell little of a share.
-        let by_chance = 4.0 * share.sqrt();
-        let is_few = open as f64 <= share + by_chance;
-        assert!(is_few, "{open} of {certain}: {left_open:?}");
+        assert!(
+            self.seen.explained.leaves_few_open(),
+            "{open} of {certain}: {left_open:?}"
+        );
     }
 
     /// Tries one firewall and edits of it, with other records and pods than before. Does something else
