@@ -31,7 +31,8 @@ pub const SOCKETS: &[&str] = &[
     "/var/run/ovn/ovnnb_db.sock",
 ];
 
-const NAME: &str = "OVN_Northbound";
+/// The name of the database (ovn-nb(5)).
+pub const NAME: &str = "OVN_Northbound";
 const ADDRESS_SET: &str = "Address_Set";
 const LOAD_BALANCER: &str = "Load_Balancer";
 
@@ -62,10 +63,12 @@ const SERVICES: Database = Database {
     }],
 };
 
-/// External ids of ovn-kubernetes (`go-controller/pkg/libovsdb/ops/db_object_types.go` and
-/// `go-controller/pkg/types/const.go`).
-const OWNER: &str = "k8s.ovn.org/owner";
-const NETWORK: &str = "k8s.ovn.org/network";
+// External ids of ovn-kubernetes (its go-controller/pkg/libovsdb/ops/db_object_types.go and
+// go-controller/pkg/types/const.go).
+/// Namespace and name of a Service.
+pub const OWNER: &str = "k8s.ovn.org/owner";
+/// The user-defined network that a row belongs to.
+pub const NETWORK: &str = "k8s.ovn.org/network";
 
 /// A database that cannot be connected to for this time is taken for unreachable. A connected one has
 /// [`FIRST_CONTENT_WAIT`], as every other reader gives it.
@@ -141,6 +144,12 @@ pub async fn frontends(
     Ok(rows.await?.concat())
 }
 
+/// Whether gateway routers alone have the load balancer of this name: only outside of the cluster is a Service at its
+/// addresses (`_node_router_` in ovn-kubernetes' go-controller/pkg/ovn/controller/services/lb_config.go).
+pub fn is_of_gateway_router(name: &str) -> bool {
+    name.contains("_node_router_")
+}
+
 /// The frontends of a load balancer (ovn-nb(5), `Load_Balancer`).
 fn frontends_of(row: &Row) -> impl Iterator<Item = Frontend> {
     let name = row.text("name").unwrap_or_default();
@@ -151,7 +160,7 @@ fn frontends_of(row: &Row) -> impl Iterator<Item = Frontend> {
     // Without one, it is TCP.
     let protocol = row.text("protocol").ok().and_then(Protocol::of_name);
     let protocol = protocol.unwrap_or(Protocol::Tcp);
-    let vips = pairs("vips").filter(|_| !name.contains("_node_router_"));
+    let vips = pairs("vips").filter(|_| !is_of_gateway_router(name));
     let vips = vips.into_iter().flat_map(|vips| vips.iter());
     vips.filter_map(move |(vip, backends)| {
         // A template stands for the addresses of each node.

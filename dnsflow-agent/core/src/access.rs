@@ -623,9 +623,8 @@ impl Access<'_> {
         });
         let mut before = rules.iter().take_while(|(index, ..)| *index < rule.index);
         let deciding = before.find(|(_, network, rule)| {
-            let mut ports = rule.ports.iter().copied().peekable();
-            network.contains(&connection.dst)
-                && (ports.peek().is_none() || connection.is_for(ports))
+            let is_for = || connection.is_for(rule.ports.iter().copied());
+            network.contains(&connection.dst) && (rule.ports.is_empty() || is_for())
         });
         deciding.is_none_or(|(.., rule)| rule.action == RuleAction::Allow)
     }

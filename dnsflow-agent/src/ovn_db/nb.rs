@@ -9,11 +9,14 @@ use dnsflow_ovsdb::{
 };
 use ipnet::IpNet;
 
-use crate::databases::{Conversion, Converter};
+use crate::{
+    asking::northbound::{self, NETWORK, OWNER, is_of_gateway_router},
+    databases::{Conversion, Converter},
+};
 
 /// The database.
 pub const DATABASE: Database = Database {
-    name: "OVN_Northbound",
+    name: northbound::NAME,
     tables: TABLES,
 };
 
@@ -32,8 +35,6 @@ pub(super) const OF_SERVICES: &[&str] = &[LOAD_BALANCER];
 const NAME: &str = "k8s.ovn.org/name";
 /// The index of a rule.
 const RULE_INDEX: &str = "rule-index";
-/// The user-defined network that a row belongs to.
-const NETWORK: &str = "k8s.ovn.org/network";
 /// `primary` or `secondary`: what a user-defined network is to its pods.
 const ROLE: &str = "k8s.ovn.org/role";
 /// The kind of object that a row is made for.
@@ -41,8 +42,6 @@ const OWNER_TYPE: &str = "k8s.ovn.org/owner-type";
 /// The name of the address sets of all nodes (`ClusterNodeIPsAddrSetName` in its
 /// go-controller/pkg/ovn/addresssetmanager/addressset_manager.go).
 const NODE_IPS: &str = "node-ips";
-/// Namespace and name of a Service.
-const OWNER: &str = "k8s.ovn.org/owner";
 
 const TABLES: &[Table] = &[
     Table {
@@ -216,11 +215,9 @@ pub fn node_set(row: &Row) -> Conversion<NodeSet> {
     }))
 }
 
-/// Reads a `Load_Balancer` row; `None` for those that gateway routers alone have: only outside of the
-/// cluster is a Service at their addresses (`_node_router_` in ovn-kubernetes'
-/// go-controller/pkg/ovn/controller/services/lb_config.go).
+/// Reads a `Load_Balancer` row; `None` for those that gateway routers alone have.
 pub fn load_balancer(row: &Row) -> Conversion<LoadBalancer> {
-    if row.text("name")?.contains("_node_router_") {
+    if is_of_gateway_router(row.text("name")?) {
         return Ok(None);
     }
     let ids = row.pairs("external_ids")?;

@@ -1,6 +1,9 @@
 //! Rules that come, go and change, and what OVN makes of them.
 
-use super::{reports::Told, *};
+use super::{
+    reports::{Told, set_firewall_of_ns2},
+    *,
+};
 use crate::{
     io::input::AttachCommand,
     ovn::{
@@ -487,14 +490,7 @@ fn no_row_of_a_namespace_without_a_pod_here_is_parsed_until_one_comes() {
     let mut node = Node::with(&[deny_all()]);
     let rules = many_rules(20, "a.test");
     let edit = |node: &mut Node, rules: &[Rule]| {
-        let id = FirewallId {
-            namespace: "ns2".into(),
-            name: FIREWALL_NAME.into(),
-        };
-        node.give(Input::Firewalls(FirewallUpdate {
-            reset: false,
-            firewalls: vec![(id, Some(firewall(rules)))],
-        }));
+        set_firewall_of_ns2(node, rules);
         let rows = (0..20).map(|index| {
             let acl = acl(index, rules).expect("a rule");
             let acl = Acl {

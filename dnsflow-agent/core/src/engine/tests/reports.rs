@@ -102,7 +102,7 @@ fn what_was_told_is_no_news_at_another_index_either() {
 }
 
 /// Gives an EgressFirewall to ns2, which has no pod here.
-fn set_firewall_of_ns2(node: &mut Node, rules: &[Rule]) {
+pub(super) fn set_firewall_of_ns2(node: &mut Node, rules: &[Rule]) {
     let id = FirewallId {
         namespace: "ns2".into(),
         name: FIREWALL_NAME.into(),

@@ -363,6 +363,14 @@ const NEW_PODS: [NewPod; 2] = [("ns1_p1", "uid-new"), ("ns1_q1", "uid-q1")];
 
 const ROWS: [RowId; 2] = [RowId::new(0x105), RowId::new(0x106)];
 
+/// The southbound database, which has this logical port in the second row.
+fn southbound_with(node: &Node, rules: &[Rule], port: &str) -> SbUpdate {
+    SbUpdate {
+        port_bindings: vec![(ROWS[1], Some(port_binding(port, 5)))],
+        ..southbound(node, rules)
+    }
+}
+
 fn give_interfaces(node: &mut Node, reset: bool, row: RowId, pod: Option<NewPod>) {
     let interface = pod.map(|(name, uid)| interface(name, 5, uid));
     node.give(Input::Interfaces(InterfaceUpdate {
@@ -398,11 +406,8 @@ fn open_behind_a_pod_that_goes(
     }
     node.pods = [(new.0.to_owned(), ROWS[1])].into();
     read_rules(&mut node, &rules);
-    let sb = southbound(&node, &rules);
-    node.give(Input::Sb(SbUpdate {
-        port_bindings: vec![(ROWS[1], Some(port_binding(new.0, 5)))],
-        ..sb
-    }));
+    let sb = southbound_with(&node, &rules, new.0);
+    node.give(Input::Sb(sb));
     node.pass(Duration::from_secs(30));
     node.destinations()
 }
@@ -441,11 +446,8 @@ fn a_pod_that_comes_behind_more_than_is_kept_of_pods_that_went_takes_over_nothin
         give_interfaces(&mut node, false, ROWS[1], Some(("ns1_q1", "uid-q1")));
         node.pods = [("ns1_q1".to_owned(), ROWS[1])].into();
         read_rules(&mut node, &rules);
-        let sb = southbound(&node, &rules);
-        node.give(Input::Sb(SbUpdate {
-            port_bindings: vec![(ROWS[1], Some(port_binding("ns1_q1", 5)))],
-            ..sb
-        }));
+        let sb = southbound_with(&node, &rules, "ns1_q1");
+        node.give(Input::Sb(sb));
         assert!(!is_open_at_all(&node, ADDRESS) && !is_open_at_all(&node, OTHER));
         assert_eq!(is_open_at_all(&node, last), kept_max == 2);
     }
@@ -484,11 +486,8 @@ fn a_pod_that_comes_during_a_start_keeps_what_it_was_told_and_nothing_else() {
                     give_interfaces(&mut node, false, ROWS[1], Some(new));
                 }
                 read_rules(&mut node, &rules);
-                let sb = southbound(&node, &rules);
-                node.give(Input::Sb(SbUpdate {
-                    port_bindings: vec![(ROWS[1], Some(port_binding(new.0, 5)))],
-                    ..sb
-                }));
+                let sb = southbound_with(&node, &rules, new.0);
+                node.give(Input::Sb(sb));
                 node.pass(Duration::from_secs(1));
                 let case = format!("{way:?} {new:?} {early_ends}");
                 assert_eq!(
@@ -667,11 +666,8 @@ fn open_behind_a_pod_that_went_in_a_run(end: SwitchAtEnd, is_there: bool, new: N
     node.pods = [(new.0.to_owned(), ROWS[1])].into();
     give_interfaces(&mut node, true, ROWS[1], Some(new));
     read_rules(&mut node, &rules);
-    let sb = southbound(&node, &rules);
-    node.give(Input::Sb(SbUpdate {
-        port_bindings: vec![(ROWS[1], Some(port_binding(new.0, 5)))],
-        ..sb
-    }));
+    let sb = southbound_with(&node, &rules, new.0);
+    node.give(Input::Sb(sb));
     node.pass(Duration::from_secs(30));
     node.destinations().len()
 }
@@ -737,10 +733,7 @@ fn inherited_behind_a_first_comparison(are_removed: bool) -> usize {
         node.pods = [(new.0.to_owned(), ROWS[1])].into();
         give_interfaces(&mut node, true, ROWS[1], Some(new));
         read_rules(&mut node, &rules);
-        let southbound = SbUpdate {
-            port_bindings: vec![(ROWS[1], Some(port_binding(new.0, 5)))],
-            ..southbound(&node, &rules)
-        };
+        let southbound = southbound_with(&node, &rules, new.0);
         (node, southbound)
     };
     let (mut node, southbound) = begin(&mut before);
