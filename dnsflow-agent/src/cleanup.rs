@@ -128,7 +128,7 @@ async fn write_flows(mut connection: Connection, output: &mut impl Write) -> any
             }
             Event::Refused { request, reason } => bail!("{request}: {reason}"),
             // This connection changes and monitors nothing.
-            Event::Reply(FlowReply::Found(_) | FlowReply::Counted { .. })
+            Event::Reply(FlowReply::Ports(_) | FlowReply::Found(_) | FlowReply::Counted { .. })
             | Event::Applied { .. }
             | Event::CountLost { .. }
             | Event::FlowLost { .. }
@@ -172,7 +172,7 @@ async fn remove_flows(mut connection: Connection) -> anyhow::Result<usize> {
                 connection.ask(FlowQuestion::Dump);
             }
             Event::Refused { request, reason } => bail!("{request}: {reason}"),
-            Event::Reply(FlowReply::Found(_) | FlowReply::Counted { .. })
+            Event::Reply(FlowReply::Ports(_) | FlowReply::Found(_) | FlowReply::Counted { .. })
             | Event::CountLost { .. }
             | Event::FlowLost { .. }
             | Event::ForeignFlow { .. }

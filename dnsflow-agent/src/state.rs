@@ -75,12 +75,8 @@ enum Line {
     Name(String),
     /// The next name in wire format, as hexadecimal digits: one whose presentation format has escapes.
     Wire(String),
-    /// The logical port and the pod's UID of the entries that follow, and whether the pod came during a start.
-    Port(
-        String,
-        Option<String>,
-        #[serde(default, skip_serializing_if = "is_false")] bool,
-    ),
+    /// The logical port and the pod's UID of the entries that follow.
+    Port(String, Option<String>),
     /// An entry: address and names.
     Address(IpAddr, Vec<NumberedName>),
     /// The last line: the number of entries.
@@ -160,8 +156,8 @@ pub fn wall_clock_s() -> u64 {
         .as_secs()
 }
 
-/// Logical port and pod of entries, and whether the pod came during a start.
-type Whose = (Arc<str>, Option<Arc<str>>, bool);
+/// Logical port and pod of entries.
+type Whose = (Arc<str>, Option<Arc<str>>);
 
 /// A snapshot that is being written. Until its end, the last one stays.
 #[derive(Debug)]
@@ -230,14 +226,13 @@ impl Writing {
         let SavedEntry {
             port,
             pod,
-            is_late,
             address,
             names,
         } = entry;
-        let whose = (Arc::clone(port), pod.clone(), *is_late);
+        let whose = (Arc::clone(port), pod.clone());
         if self.whose.as_ref() != Some(&whose) {
             let pod = pod.as_deref().map(str::to_owned);
-            self.line(&Line::Port(port.to_string(), pod, *is_late))?;
+            self.line(&Line::Port(port.to_string(), pod))?;
             self.whose = Some(whose);
         }
         let mut numbered = Vec::with_capacity(names.len());
@@ -411,19 +406,16 @@ impl Reading {
                 let name = name.ok_or_else(|| format!("`{digits}` is no name in wire format"))?;
                 self.names.push(name);
             }
-            Line::Port(port, pod, is_late) => {
-                self.whose = Some((port.into(), pod.map(Into::into), is_late));
-            }
+            Line::Port(port, pod) => self.whose = Some((port.into(), pod.map(Into::into))),
             Line::Address(address, numbered) => {
                 let whose = self.whose.clone();
-                let (port, pod, is_late) = whose.ok_or("an entry has no port")?;
+                let (port, pod) = whose.ok_or("an entry has no port")?;
                 let names = numbered.into_iter();
                 let names = names.map(|numbered| self.saved_name(numbered));
                 let names = names.collect::<Option<_>>().ok_or("a name is missing")?;
                 self.entries.push(SavedEntry {
                     port,
                     pod,
-                    is_late,
                     address,
                     names,
                 });
@@ -464,7 +456,6 @@ fn entry_before(entry: EntryBefore, age_s: u64) -> Result<SavedEntry, String> {
     Ok(SavedEntry {
         port: entry.port.into(),
         pod: entry.pod.map(Into::into),
-        is_late: false,
         address: entry.address,
         names: names.collect::<Result<_, String>>()?,
     })

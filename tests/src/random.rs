@@ -9,6 +9,8 @@ use anyhow::{Context, Result};
 
 /// The environment variable that gives the seed, which is printed otherwise.
 pub const SEED_VARIABLE: &str = "DNSFLOW_SEED";
+/// The environment variable by which proptest takes a seed.
+pub const PROPERTY_SEED_VARIABLE: &str = "PROPTEST_RNG_SEED";
 
 /// Numbers that are random enough: SplitMix64.
 #[derive(Clone, Debug)]

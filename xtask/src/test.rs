@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use dnsflow_tests::{
-    random::SEED_VARIABLE,
+    random::{PROPERTY_SEED_VARIABLE, SEED_VARIABLE},
     support::{LEFT_TO_OTHERS, ROOT_VARIABLE, root_directory},
 };
 
@@ -258,6 +258,7 @@ fn here(
         let environment = [
             (ROOT_VARIABLE, root_directory(suite)?.display().to_string()),
             (SEED_VARIABLE, seed.to_string()),
+            (PROPERTY_SEED_VARIABLE, seed.to_string()),
         ];
         let runner = run::Runner {
             environment: &environment,

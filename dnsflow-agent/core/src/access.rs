@@ -10,6 +10,7 @@ use std::{
     cell::OnceCell,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
+    sync::Arc,
     time::Duration,
 };
 
@@ -738,7 +739,7 @@ impl Access<'_> {
 
     /// The state of an earlier run is adopted: from now on the rules alone say which of its names are denied.
     pub(crate) fn adopted_all(&mut self, batch: &mut Batch) {
-        self.cache.has_adopted_all(batch.now());
+        self.cache.has_adopted_all();
         self.forget_unconcerned();
         let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
         for port in ports {
@@ -749,9 +750,12 @@ impl Access<'_> {
 
     /// Adopts the flows of an earlier run that today's rules would still write, for addresses whose names are not
     /// known. Removes them from `found`, and returns their number.
+    ///
+    /// A flow that was there before its port (`ages`, by interface) is another pod's, which had the address before.
     pub(crate) fn adopt(
         &mut self,
         found: &mut HashMap<FlowKey, InstalledFlow>,
+        ages: &HashMap<Arc<str>, Duration>,
         comparison: u32,
         batch: &mut Batch,
     ) -> usize {
@@ -762,6 +766,11 @@ impl Access<'_> {
             let Some((port, address)) = self.entry_key(key) else {
                 continue;
             };
+            let row = self.ports.get(port).map(|port| &port.row);
+            let port_age = row.and_then(|row| ages.get(&*row.name));
+            if port_age.is_none_or(|age| installed.age >= *age) {
+                continue;
+            }
             let flow = FormerFlow {
                 key: key.clone(),
                 cookie: installed.cookie,
@@ -856,6 +865,7 @@ impl Access<'_> {
                             cookie,
                             packets: 0,
                             hard_timeout_s: 0,
+                            age: Duration::ZERO,
                         };
                         unknown.insert(key, flow);
                     }

@@ -174,13 +174,7 @@ impl Cache {
         pod: Option<&str>,
     ) -> Vec<(IpAddr, DomainName, Term)> {
         self.ports.open(port, sandbox);
-        self.earlier.open(port, name, pod, self.kept_max())
-    }
-
-    /// The number of names that may be kept of pods that are not there.
-    fn kept_max(&self) -> usize {
-        let names_max = self.limits.names_per_node_max;
-        names_max.saturating_sub(self.name_count())
+        self.earlier.open(port, name, pod)
     }
 
     /// A port has another sandbox: its names count with those of the other ports there.
@@ -191,9 +185,9 @@ impl Cache {
     /// Removes a port with all of its entries.
     pub(crate) fn close(&mut self, port: PortId, batch: &mut Batch) {
         if let Some(gone) = self.ports.close(port) {
-            let kept_max = self.kept_max();
-            self.earlier
-                .closed(port, &gone.entries, batch.now(), kept_max);
+            let names_max = self.limits.names_per_node_max;
+            let kept_max = names_max.saturating_sub(self.name_count());
+            self.earlier.closed(port, &gone.entries, kept_max);
             for (address, entry) in gone.entries.iter() {
                 self.due.forget((port, address), entry.look);
                 let place = entry.place((port, address));

@@ -357,6 +357,7 @@ impl Engine {
                     *batch = changes;
                 }
             }
+            Input::Reply(FlowReply::Ports(ports)) => self.switch.ports_shown(ports),
             Input::Marks {
                 found,
                 more,
@@ -1270,7 +1271,9 @@ fn may_change_plans(input: &Input) -> bool {
     !matches!(
         input,
         Input::Applied { .. }
-            | Input::Reply(FlowReply::Counted { .. } | FlowReply::Flows { .. })
+            | Input::Reply(
+                FlowReply::Counted { .. } | FlowReply::Flows { .. } | FlowReply::Ports(_)
+            )
             | Input::Marks { .. }
             | Input::MarksRefused(_)
             | Input::CountLost { .. }

@@ -10,6 +10,7 @@ mod rows;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,7 +18,7 @@ use crate::{
     Command, Input, Timestamp,
     engine::{Config, Engine},
     io::{input::Frame, report::Report},
-    ovn::rows::{Datapath, InterfaceUpdate, NbUpdate, PortGroup, RowId, SbUpdate},
+    ovn::rows::{Datapath, Interface, InterfaceUpdate, NbUpdate, PortGroup, RowId, SbUpdate},
     values::{
         connection::BlockedConnection,
         firewall::{FirewallUpdate, Rule},
@@ -44,6 +45,10 @@ pub struct Node {
     /// The switch's tables: the flows of dnsflow without the sentinel flows, their cookies, and how many
     /// packets each has matched.
     pub switch: BTreeMap<FlowKey, (Cookie, u64)>,
+    /// When the switch has taken each flow that came by a command. Any other one is new.
+    pub written: BTreeMap<FlowKey, Timestamp>,
+    /// The switch's ports by their `Interface` rows: name, the pod's UID, and when they came.
+    pub switch_ports: BTreeMap<RowId, (Arc<str>, Option<String>, Timestamp)>,
     /// The sentinel flows in the switch, with their cookies.
     pub sentinels: BTreeMap<Sentinel, Cookie>,
     /// The hard timeout of the last one that was written.
@@ -99,6 +104,8 @@ impl Node {
             engine: Engine::new(Config::default()),
             now: Timestamp::from_nanos(1_000_000_000_000),
             switch: BTreeMap::new(),
+            written: BTreeMap::new(),
+            switch_ports: BTreeMap::new(),
             sentinels: BTreeMap::new(),
             keep_flows_s: 0,
             log: vec![],
@@ -179,6 +186,7 @@ impl Node {
     pub fn give(&mut self, input: Input) {
         if let Input::Interfaces(update) = &input {
             self.learn_hosts(update);
+            self.plug_in(update);
         }
         self.engine.handle(input, self.now);
         self.obey();
@@ -188,6 +196,27 @@ impl Node {
     pub fn give_frame(&mut self, frame: Frame<'_>) {
         self.engine.handle_frame(frame, self.now);
         self.obey();
+    }
+
+    /// The switch has a port for each row, from when the row was first there for this pod.
+    fn plug_in(&mut self, update: &InterfaceUpdate) {
+        let before = self.switch_ports.clone();
+        if update.reset {
+            self.switch_ports.clear();
+        }
+        for (row, interface) in &update.interfaces {
+            self.switch_ports.remove(row);
+            if let Some(Interface {
+                name, iface_id_ver, ..
+            }) = interface
+            {
+                let mut same = before.values();
+                let same = same.find(|(known, uid, _)| (known, uid) == (name, iface_id_ver));
+                let since = same.map_or(self.now, |(.., since)| *since);
+                let port = (name.clone(), iface_id_ver.clone(), since);
+                self.switch_ports.insert(*row, port);
+            }
+        }
     }
 
     fn learn_hosts(&mut self, update: &InterfaceUpdate) {

@@ -153,7 +153,6 @@ mod tests {
         SavedEntry {
             port: format!("ns1_p{port}").into(),
             pod: None,
-            is_late: false,
             address: [203, 0, 113, 1].into(),
             names: Vec::new(),
         }

@@ -16,7 +16,7 @@
 //! paused, no count is reported either: a count needs the monitor's reports about its flows ([`Event::CountLost`]).
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     mem,
     sync::Arc,
     vec,
@@ -25,7 +25,7 @@ use std::{
 use bytes::BytesMut;
 use dnsflow_core::{
     Timestamp,
-    io::input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow},
+    io::input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow, SwitchPort},
     values::flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
 };
 
@@ -58,6 +58,8 @@ pub struct Session {
     dump_again: bool,
     /// The number of flows in the last dump.
     shown: Shown,
+    /// The ports that the switch has told of so far, if it is asked for them.
+    ports: Option<PortsRead>,
     searches: BTreeMap<u32, Search>,
     counts: BTreeMap<u32, Count>,
     /// The cookies of the last count without a batch, without those of which a flow was removed
@@ -145,6 +147,10 @@ impl Batch {
 #[derive(Debug)]
 enum Request {
     Dump,
+    /// For the names of ports.
+    PortNames,
+    /// For the ages of ports, behind the names.
+    PortAges,
     /// One question of the search with this number.
     Find(u32),
     /// One question of a count.
@@ -158,6 +164,7 @@ enum Request {
 
 // The names of questions in refusals.
 const DUMP: &str = "flow dump";
+const PORTS: &str = "port statistics";
 const FIND: &str = "look-up of cookies";
 const COUNT: &str = "count of flows";
 const MONITOR: &str = "flow monitor";
@@ -166,6 +173,7 @@ impl Request {
     fn name(&self) -> &'static str {
         match self {
             Self::Dump => DUMP,
+            Self::PortNames | Self::PortAges => PORTS,
             Self::Find(_) => FIND,
             Self::Count { .. } => COUNT,
             Self::Monitor => MONITOR,
@@ -181,6 +189,13 @@ struct Dump {
     /// … the next one then.
     next_at: Option<Timestamp>,
     shown: Shown,
+}
+
+/// The ports of the switch, as far as it has told.
+#[derive(Debug, Default)]
+struct PortsRead {
+    names: HashMap<u32, Arc<str>>,
+    ports: Vec<SwitchPort>,
 }
 
 /// A look-up of several cookies.
@@ -214,6 +229,7 @@ impl Session {
             dump: None,
             dump_again: false,
             shown: Shown::default(),
+            ports: None,
             searches: BTreeMap::new(),
             counts: BTreeMap::new(),
             counted: BTreeSet::new(),
@@ -265,10 +281,11 @@ impl Session {
     }
 
     /// Asks a question; [`Event::Reply`] answers. Dumps that are asked for while one is under way
-    /// become one further dump. [`Event::CountLost`] tells only of flows in monitored tables.
+    /// become one further dump, and so many questions for ports become one. [`Event::CountLost`] tells only of flows in monitored tables.
     pub fn ask(&mut self, question: FlowQuestion) {
         let name = match question {
             FlowQuestion::Dump => DUMP,
+            FlowQuestion::Ports => PORTS,
             FlowQuestion::Find(_) => FIND,
             FlowQuestion::Count(_) => COUNT,
         };
@@ -381,6 +398,7 @@ impl Session {
         match command {
             Command::Apply(changes) => self.run_apply(&changes),
             Command::Ask(FlowQuestion::Dump) => self.run_dump(),
+            Command::Ask(FlowQuestion::Ports) => self.run_ports(),
             Command::Ask(FlowQuestion::Find(cookies)) => self.run_find(cookies),
             Command::Ask(FlowQuestion::Count(cookies)) => {
                 self.run_count(None, &cookies);
@@ -469,6 +487,22 @@ impl Session {
             }
             None => self.dump_done(),
         }
+    }
+
+    fn run_ports(&mut self) {
+        if self.ports.is_some() {
+            return;
+        }
+        let Some(names) = self.request(Request::PortNames) else {
+            return;
+        };
+        let Some(ages) = self.request(Request::PortAges) else {
+            self.requests.remove(&names);
+            return;
+        };
+        self.ports = Some(PortsRead::default());
+        wire::put_ports_request(&mut self.output, names, wire::OFPMP_PORT_DESC);
+        wire::put_ports_request(&mut self.output, ages, wire::OFPMP_PORT_STATS);
     }
 
     fn run_find(&mut self, cookies: Vec<u32>) {
@@ -658,6 +692,7 @@ impl Session {
             });
             match request {
                 Request::Dump => self.dump_done(),
+                Request::PortNames | Request::PortAges => self.ports = None,
                 Request::Find(number) => drop(self.searches.remove(&number)),
                 Request::Count { .. } | Request::Monitor => {}
             }
@@ -692,6 +727,8 @@ impl Session {
         match reply.kind {
             wire::OFPMP_FLOW_DESC => self.flow_descs(message.xid, &reply),
             wire::OFPMP_AGGREGATE_STATS => self.counted(message.xid, &reply),
+            wire::OFPMP_PORT_DESC => self.port_names(message.xid, &reply),
+            wire::OFPMP_PORT_STATS => self.port_ages(message.xid, &reply),
             wire::OFPMP_FLOW_MONITOR => {
                 if !reply.more && matches!(self.requests.get(&message.xid), Some(Request::Monitor))
                 {
@@ -769,9 +806,54 @@ impl Session {
                     self.reply(FlowReply::Found(found));
                 }
             }
-            Some(Request::Count { .. } | Request::Monitor) | None => {
+            Some(
+                Request::PortNames | Request::PortAges | Request::Count { .. } | Request::Monitor,
+            )
+            | None => {
                 self.counters.unexpected_messages += 1;
             }
+        }
+        Ok(())
+    }
+
+    fn port_names(&mut self, xid: u32, reply: &MultipartReply<'_>) -> Result<(), ProtocolError> {
+        if !matches!(self.requests.get(&xid), Some(Request::PortNames)) {
+            self.counters.unexpected_messages += 1;
+            return Ok(());
+        }
+        if !reply.more {
+            self.requests.remove(&xid);
+        }
+        // The ports are gone if the other question was refused.
+        if let Some(read) = &mut self.ports {
+            for port in reply.port_names() {
+                let (number, name) = port?;
+                read.names.insert(number, name.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn port_ages(&mut self, xid: u32, reply: &MultipartReply<'_>) -> Result<(), ProtocolError> {
+        if !matches!(self.requests.get(&xid), Some(Request::PortAges)) {
+            self.counters.unexpected_messages += 1;
+            return Ok(());
+        }
+        if !reply.more {
+            self.requests.remove(&xid);
+        }
+        let Some(read) = &mut self.ports else {
+            return Ok(());
+        };
+        for port in reply.port_ages() {
+            let (number, age) = port?;
+            let name = read.names.remove(&number);
+            read.ports.extend(name.map(|name| SwitchPort { name, age }));
+        }
+        if !reply.more
+            && let Some(PortsRead { ports, .. }) = self.ports.take()
+        {
+            self.reply(FlowReply::Ports(ports));
         }
         Ok(())
     }
@@ -782,7 +864,7 @@ impl Session {
             return Ok(());
         };
         self.requests.remove(&xid);
-        let wire::Stats { flows, packets } = reply.aggregate()?;
+        let wire::Stats { flows, packets, .. } = reply.aggregate()?;
         // The count is gone if another question of it was refused.
         let Some(count) = self.counts.get_mut(&number) else {
             return Ok(());
@@ -888,8 +970,9 @@ fn installed(desc: FlowDesc<'_>) -> Option<InstalledFlow> {
             matches: desc.matches?,
         },
         cookie: Cookie::from_switch(desc.cookie)?,
-        packets: desc.packets,
+        packets: desc.stats.packets,
         hard_timeout_s: desc.hard_timeout_s,
+        age: desc.stats.age,
     })
 }
 

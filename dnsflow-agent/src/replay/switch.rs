@@ -1,6 +1,6 @@
 //! A switch that obeys at once. Its flows count the packets that the capture has.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use dnsflow_core::{
     Command, Input,
@@ -53,12 +53,15 @@ impl SimulatedSwitch {
                     cookie: *cookie,
                     packets: self.packets(key),
                     hard_timeout_s: 0,
+                    age: Duration::ZERO,
                 });
                 vec![Input::Reply(FlowReply::Flows {
                     flows: flows.collect(),
                     more: false,
                 })]
             }
+            // Nothing of an earlier run is there to be adopted.
+            Command::Ask(FlowQuestion::Ports) => vec![Input::Reply(FlowReply::Ports(Vec::new()))],
             Command::Ask(FlowQuestion::Count(cookies)) => vec![counted(None, &cookies)],
             // No actions are copied: each logical flow of `ovn` is built from its text.
             Command::Ask(FlowQuestion::Find(cookies)) => {

@@ -38,7 +38,6 @@ fn entries() -> Vec<SavedEntry> {
     vec![SavedEntry {
         port: "ns1_p1".into(),
         pod: Some("uid".into()),
-        is_late: false,
         address: "203.0.113.1".parse().expect("an address"),
         names: vec![
             saved("www.example.com".parse().expect("a name")),
@@ -56,7 +55,6 @@ fn what_is_saved_comes_back() {
     // Of the same logical port.
     entries.push(SavedEntry {
         pod: Some("another".into()),
-        is_late: true,
         names: Vec::new(),
         ..entries[0].clone()
     });
@@ -196,7 +194,6 @@ fn each_name_is_written_once_and_an_octet_takes_two_bytes_at_most() {
             entries.push(SavedEntry {
                 port: port.into(),
                 pod: None,
-                is_late: false,
                 address: [203, 0, 113, host].into(),
                 names: names
                     .iter()

@@ -261,6 +261,17 @@ impl Client {
         Ok(found)
     }
 
+    /// The ports of the switch, and how long it has had them.
+    async fn ports(&mut self) -> Result<BTreeMap<Arc<str>, Duration>> {
+        self.connection.ask(FlowQuestion::Ports);
+        let ports = self.until(|event| match event {
+            Event::Reply(FlowReply::Ports(ports)) => Some(ports.clone()),
+            _ => None,
+        });
+        let ports = ports.await?.into_iter();
+        Ok(ports.map(|port| (port.name, port.age)).collect())
+    }
+
     /// Every event up to the answer of a dump, which the switch gives after all that went before.
     async fn events_so_far(&mut self) -> Result<Vec<Event>> {
         self.connection.ask(FlowQuestion::Dump);
@@ -733,6 +744,59 @@ async fn renewal_keeps_the_counters() -> Result<()> {
         .apply(false, vec![FlowChange::Renew(quiet)])
         .await??;
     assert_eq!(packets(client.dump().await?), Some(1));
+    Ok(())
+}
+
+/// Adoption relies on it: a flow that was there before its port is another pod's. The witness is the order of the
+/// commands, between which time passes.
+#[tokio::test]
+async fn flows_and_ports_are_as_old_as_the_switch_has_them() -> Result<()> {
+    let Some(switch) = Switch::start()? else {
+        return Ok(());
+    };
+    let add_port = |name: &str| {
+        let of_type = ["--", "set", "Interface", name, "type=internal"];
+        let added = switch.vsctl(&[&["add-port", "br-int", name][..], &of_type].concat());
+        // Longer than the unit of the switch's clock.
+        std::thread::sleep(Duration::from_millis(5));
+        added
+    };
+    let mut client = Client::connect(&switch).await?;
+    add_port("first")?;
+    add_port("anew")?;
+    // The third is written again later.
+    let keys = [1, 2, 3].map(|number| key(46, v4(number)));
+    client.apply(true, adds(&keys)).await??;
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    switch.vsctl(&["del-port", "anew"])?;
+    add_port("anew")?;
+    client.apply(true, adds(&keys[2..])).await??;
+    // No flow is younger for it.
+    let renew = vec![FlowChange::Renew(body(1))];
+    client.apply(false, renew).await??;
+    // The answer that comes later is about a later time: first what is certain of older flows, then of younger ones.
+    for ports_first in [true, false] {
+        let ports_before = match ports_first {
+            true => Some(client.ports().await?),
+            false => None,
+        };
+        let flows = client.dump().await?;
+        let ports = match ports_before {
+            Some(ports) => ports,
+            None => client.ports().await?,
+        };
+        ensure!(ports.contains_key("br-int"), "{ports:?}");
+        let is_before = |flow: &FlowKey, port: &str| {
+            let flow = flows.iter().find(|found| found.key == *flow);
+            flow.map(|flow| flow.age) >= Some(ports[port])
+        };
+        if ports_first {
+            ensure!(is_before(&keys[0], "anew") && is_before(&keys[1], "anew"));
+        } else {
+            ensure!(!is_before(&keys[2], "anew"));
+            ensure!(keys.iter().all(|key| !is_before(key, "first")));
+        }
+    }
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    net::Ipv4Addr,
     time::{Duration, Instant},
 };
 
@@ -10,12 +11,15 @@ use dnsflow_tests::{
     lab,
     lab::Lab,
     ovs::{Daemon, Stop},
+    pod::PodSpec,
     process::{PATIENT, wait_until},
     standstill::{play, unexplained},
 };
 
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
+/// The address of ns1_pod1.
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 5);
 
 /// Restarts the daemon in both ways, and expects each time the same flows as before and an open address without another
 /// DNS answer. What passes meanwhile, the tests of faults say.
@@ -105,4 +109,57 @@ fn without_an_agent() {
         unexplained(format!("the flows stayed for {kept:?}"));
     }
     fetch("http://203.0.113.2/", BLOCKED).expect_err("the address is closed");
+}
+
+/// A pod has gone while no agent ran, and another one has come at its address: OVN knows both by the same keys, and no
+/// snapshot tells of either. The witness is the pod beside, whose flows stay.
+#[test]
+fn a_pod_takes_over_no_flow_that_is_older_than_its_port() {
+    let lab = lab!("restart-agent-pod", agent);
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
+        .expect("the rows are written");
+    let (spec, beside) = (PodSpec::new("ns1", "pod1", ADDRESS), "ns1_pod2");
+    let anew = spec.lsp();
+    let with_same_key = || {
+        let key = [
+            "set",
+            "Logical_Switch_Port",
+            &anew,
+            "options:requested-tnl-key=77",
+        ];
+        lab.nbctl(&key).expect("its row is changed");
+        lab.sync().expect("OVN is in step");
+    };
+    with_same_key();
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    let fetch = |pod: &str, url, limit| {
+        let fetch = lab.pod(pod).fetch(url, limit);
+        fetch.expect("curl runs").result
+    };
+    for pod in [&anew, beside] {
+        fetch(pod, "http://www.example.com/", PATIENT).expect("the rule allows it");
+    }
+    let is_of_pod = |flow: &&String| flow.contains(&format!("nw_src={ADDRESS},"));
+    let before = lab.dnsflow_flows().expect("the dump runs");
+    let flows_of_pod = before.iter().filter(is_of_pod).count();
+    assert!(
+        flows_of_pod > 0 && flows_of_pod < before.len(),
+        "{before:#?}"
+    );
+    agent.kill().expect("it is killed");
+
+    lab.delete_pod(&anew).expect("it goes");
+    lab.add_pod(&spec).expect("another one comes");
+    with_same_key();
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    let after = lab.wait_flows("the flows of the pod beside", |flows| {
+        flows.iter().filter(is_of_pod).count() == 0
+    });
+    let mut expected = before;
+    expected.retain(|flow| !is_of_pod(&flow));
+    assert_eq!(after.expect("the others are removed"), expected);
+    fetch(beside, "http://203.0.113.2/", PATIENT).expect("the address is open");
+    fetch(&anew, "http://203.0.113.2/", BLOCKED).expect_err("the address is closed");
+    fetch(&anew, "http://www.example.com/", PATIENT).expect("it opens again");
 }

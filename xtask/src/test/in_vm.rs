@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use dnsflow_tests::{
-    random::SEED_VARIABLE,
+    random::{PROPERTY_SEED_VARIABLE, SEED_VARIABLE},
     support::{DATAPATH_VARIABLE, NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory},
 };
 
@@ -88,6 +88,7 @@ pub(super) fn run(
         (DATAPATH_VARIABLE, "system".to_owned()),
         (NOT_RUN_VARIABLE, not_run.display().to_string()),
         (SEED_VARIABLE, seed.to_string()),
+        (PROPERTY_SEED_VARIABLE, seed.to_string()),
     ];
     if let Some(open_by) = open_by {
         let (variable, value) = open_by.environment();

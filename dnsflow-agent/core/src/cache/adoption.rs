@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
     sync::Arc,
 };
 
@@ -92,11 +91,11 @@ impl Cache {
 
     /// Forgets the ports of an earlier run that have not come back: all ports were opened. Their pods are gone.
     pub(crate) fn forget_saved(&mut self) {
-        self.earlier.forget_awaited(self.kept_max());
+        self.earlier.forget_awaited();
     }
 
-    /// Notes that a flow of an earlier run was found. Returns `false` if the names of the address are known, if the flow
-    /// is another pod's, or the port is gone.
+    /// Notes that a flow of an earlier run was found. Returns `false` if the names of the address are known, or the port is
+    /// gone.
     pub(crate) fn adopt(
         &mut self,
         (port, address): Key,
@@ -105,25 +104,14 @@ impl Cache {
         now: Timestamp,
     ) -> bool {
         let latest_end = now + self.limits.max_ttl;
-        self.earlier.is_own(port, address)
-            && self.ports.change(port, |port| {
-                port.entries.adopt(address, flow, term, latest_end)
-            })
+        self.ports.change(port, |port| {
+            port.entries.adopt(address, flow, term, latest_end)
+        })
     }
 
-    /// A dump shows a flow to this address that no entry has.
-    pub(crate) fn flow_shown(&mut self, address: IpAddr) {
-        self.earlier.shown(address);
-    }
-
-    /// A dump that has begun then is complete.
-    pub(crate) fn dump_ended(&mut self, since: Timestamp) {
-        self.earlier.compared(since);
-    }
-
-    /// The flows of the earlier run have been adopted or removed.
-    pub(crate) fn has_adopted_all(&mut self, now: Timestamp) {
-        self.earlier.adopted_all(now);
+    /// The flows of the earlier run have been adopted, or are being removed.
+    pub(crate) fn has_adopted_all(&mut self) {
+        self.earlier.adopted_all();
     }
 
     /// Forgets the adopted flows of an entry that its plan does not have, for good: a rule that comes later does not
@@ -155,8 +143,8 @@ impl Cache {
         self.version + self.earlier.version()
     }
 
-    /// The next part of a snapshot: the names of all addresses of one port, then those of ports and pods that are not
-    /// there. `None` if it has all of them.
+    /// The next part of a snapshot: the names of all addresses of one port, then those of ports that are not there.
+    /// `None` if it has all of them.
     ///
     /// A name whose flows are not wanted or cannot be written yet is one of them: the rules may not be known, or the
     /// switch may be away.
@@ -172,9 +160,7 @@ impl Cache {
         let row = ports.get(id).map(|port| &port.row);
         let entries = row.map(|row| {
             let pod = row.iface_id_ver.as_deref();
-            let is_late = self.earlier.is_late(id);
-            let whose = (&*row.iface_id, pod, is_late);
-            port.entries.saved(whose, snapshot.at)
+            port.entries.saved((&row.iface_id, pod), snapshot.at)
         });
         Some(entries.unwrap_or_default())
     }

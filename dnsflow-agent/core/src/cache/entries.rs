@@ -224,11 +224,10 @@ impl Entries {
         denied.map(|(address, _)| address).collect()
     }
 
-    /// The names of every address, for a snapshot of this time, with the logical port, the pod's UID and
-    /// [`SavedEntry::is_late`].
+    /// The names of every address, for a snapshot of this time, with the logical port and the pod's UID.
     pub(super) fn saved(
         &self,
-        (port, pod, is_late): (&str, Option<&str>, bool),
+        (port, pod): (&str, Option<&str>),
         at: Timestamp,
     ) -> Vec<SavedEntry> {
         let port: Arc<str> = port.into();
@@ -238,7 +237,6 @@ impl Entries {
             SavedEntry {
                 port: Arc::clone(&port),
                 pod: pod.clone(),
-                is_late,
                 address,
                 names: names.map(|(name, term)| term.saved(name, at)).collect(),
             }

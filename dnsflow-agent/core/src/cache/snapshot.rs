@@ -51,9 +51,6 @@ pub struct SavedEntry {
     pub port: Arc<str>,
     /// The pod's UID (`iface-id-ver`): another pod under the same name inherits nothing.
     pub pod: Option<Arc<str>>,
-    /// Whether the pod came during a start, behind the flows that were left in the switch: it inherits none that may be of
-    /// a pod that is gone.
-    pub is_late: bool,
     /// The address.
     pub address: IpAddr,
     /// The names that lead to it.
@@ -86,8 +83,6 @@ pub struct Snapshot {
     pub(crate) port: Option<PortId>,
     /// The last of the ports that was given out although it has not come back yet, if any.
     pub(crate) awaited: Option<Arc<str>>,
-    /// The last of the ports that was given out for a pod that is gone, if any.
-    pub(crate) gone: Option<Arc<str>>,
 }
 
 impl FromIterator<SavedPart> for Saved {
@@ -115,7 +110,6 @@ impl SavedEntry {
         Self {
             port: Arc::clone(&self.port),
             pod: self.pod.clone(),
-            is_late: self.is_late,
             address: self.address,
             names: names.collect(),
         }
@@ -130,7 +124,6 @@ impl Snapshot {
             has_rules: false,
             port: None,
             awaited: None,
-            gone: None,
         }
     }
 }

@@ -141,7 +141,6 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
     let saved = |pod: &str, host: u8| SavedEntry {
         port: "ns1_p2".into(),
         pod: Some(pod.into()),
-        is_late: false,
         address: [203, 0, 113, host].into(),
         names: vec![SavedName {
             name: name("a.test"),

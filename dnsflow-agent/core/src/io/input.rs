@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::IpAddr,
+    sync::Arc,
     time::Duration,
 };
 
@@ -369,6 +370,9 @@ pub enum Input {
 pub enum FlowQuestion {
     /// Which flows of dnsflow are there? [`FlowReply::Flows`] answers.
     Dump,
+    /// How long has the switch had each of its ports? [`FlowReply::Ports`] answers, before the answer to a question that
+    /// is asked later.
+    Ports,
     /// Which flows have these cookies, in any table? [`FlowReply::Found`] answers. The cookies are
     /// OVN's, whose upper half is zero.
     Find(Vec<u32>),
@@ -388,6 +392,8 @@ pub enum FlowReply {
         /// Whether others follow.
         more: bool,
     },
+    /// All ports of the switch.
+    Ports(Vec<SwitchPort>),
     /// The flows with the cookies asked for, in their order, each once.
     Found(Vec<FoundFlow>),
     /// The counters of the flows with the cookies asked for, or with those of a [`Command::Apply`]. In
@@ -398,6 +404,15 @@ pub enum FlowReply {
         /// One for each cookie.
         counts: Vec<CookieCount>,
     },
+}
+
+/// A port of the switch.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SwitchPort {
+    /// Its name: that of the network interface.
+    pub name: Arc<str>,
+    /// How long the switch has had it, by the switch's clock.
+    pub age: Duration,
 }
 
 /// The counters of OVN's flows with one cookie.

@@ -3,6 +3,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     net::IpAddr,
+    sync::Arc,
+    time::Duration,
 };
 
 use super::{Phase, Switch};
@@ -12,7 +14,7 @@ use crate::{
     cache::Missing,
     installed::{Batch, ReadMark, Reading, Written},
     io::{
-        input::{BatchId, FlowQuestion, MarkChange, MarkFound},
+        input::{BatchId, FlowQuestion, MarkChange, MarkFound, SwitchPort},
         output::Output,
         report::Report,
     },
@@ -46,6 +48,9 @@ pub(super) struct Comparison {
     pub(super) found: BTreeMap<(PortId, IpAddr), FoundFlows>,
     /// How many these are.
     pub(super) found_count: usize,
+    /// Until flows have been adopted: how long the switch has had each of its ports, by interface. It has said so before
+    /// the dump.
+    pub(super) ports: HashMap<Arc<str>, Duration>,
     /// The marks of an earlier run that no entry has.
     pub(super) marks: Vec<(PortId, MarkFound)>,
     /// Batches that the switch had not confirmed when the current dump began, and those that had waited then: the dump,
@@ -298,6 +303,7 @@ impl Switch {
         comparison.unknown_of_groups.clear();
         comparison.found.clear();
         comparison.found_count = 0;
+        comparison.ports.clear();
         comparison.marks.clear();
         let openings = self.openings.iter();
         let of_turn = openings.filter_map(|openings| openings.batch.id());
@@ -308,8 +314,21 @@ impl Switch {
         comparison.at = Some(now + COMPARE_INTERVAL);
         match with_marks {
             true => out.command(Command::ReadMarks),
-            false => out.command(Command::Ask(FlowQuestion::Dump)),
+            false => self.ask_for_dump(out),
         }
+    }
+
+    fn ask_for_dump(&self, out: &mut Output) {
+        if !self.adopted {
+            out.command(Command::Ask(FlowQuestion::Ports));
+        }
+        out.command(Command::Ask(FlowQuestion::Dump));
+    }
+
+    /// The switch has told of its ports.
+    pub(crate) fn ports_shown(&mut self, ports: Vec<SwitchPort>) {
+        let ports = ports.into_iter().map(|port| (port.name, port.age));
+        self.comparison.ports = ports.collect();
     }
 
     /// Compares the marks that were read with the cache, and behind the last goes on with the flows. Returns the
@@ -335,7 +354,7 @@ impl Switch {
             return None;
         }
         if !more {
-            out.command(Command::Ask(FlowQuestion::Dump));
+            self.ask_for_dump(out);
         }
         if !records_wait {
             access.classes.earlier_are_read();
@@ -400,9 +419,6 @@ impl Switch {
             if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now)) {
                 continue;
             }
-            if let Some(address) = flow.key.matches.ends.dst() {
-                access.cache.flow_shown(address);
-            }
             if self.waiting.explains(&flow.key, flow.cookie) {
                 access.ends(&flow.key, now);
                 continue;
@@ -440,7 +456,6 @@ impl Switch {
         let since = self.comparison.since.take()?;
         // As before the comparison: what is missing in the switch is lost, and restored in parts.
         let mut unsent = self.batch(false, now);
-        access.cache.dump_ended(since);
         self.comparison.ended += 1;
         self.comparison.has_ended = true;
         self.unanswered.clear();
@@ -466,7 +481,8 @@ impl Switch {
         self.adopted |= is_all;
         let mut adopted = 0;
         if !had_adopted {
-            adopted += access.adopt(&mut unknown, number, &mut batch);
+            let ages = std::mem::take(&mut self.comparison.ports);
+            adopted += access.adopt(&mut unknown, &ages, number, &mut batch);
         }
         // There are some in the first comparison alone.
         let of_marks = access.adopt_marks(marks, &unknown, number, &mut batch);

@@ -240,7 +240,8 @@ fn each_deadline_says_why() {
     assert_eq!(setup.switch.deadline(false), Some(count));
     assert!(setup.switch.is_comparison_due(NOW));
     setup.switch.start_comparison(false, &mut setup.out);
-    assert_eq!(setup.out.commands, [Command::Ask(FlowQuestion::Dump)]);
+    let asked = [FlowQuestion::Ports, FlowQuestion::Dump].map(Command::Ask);
+    assert_eq!(setup.out.commands, asked);
     assert_eq!(setup.switch.deadline(true), Some(count));
     setup.switch.disconnected();
     assert_eq!(setup.switch.deadline(true), None);

@@ -1,6 +1,9 @@
 //! Stand-ins of the edges: each carries out a command as the edge would, and answers.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use ipnet::IpNet;
 
@@ -15,7 +18,7 @@ use crate::{
     },
     io::input::{
         AttachCommand, BatchError, BatchId, ClassChange, CookieCount, FlowQuestion, FlowReply,
-        FoundFlow, MarkChange, MarkFound, MarkRefused, NameSetId,
+        FoundFlow, MarkChange, MarkFound, MarkRefused, NameSetId, SwitchPort,
     },
     ovn::rows::{RowId, Stage},
     values::{
@@ -271,6 +274,14 @@ impl Node {
                 }
                 Some(shown(Vec::new(), false))
             }
+            Command::Ask(FlowQuestion::Ports) if self.switch_answers => {
+                let ports = self.switch_ports.values();
+                let ports = ports.map(|(name, _, since)| SwitchPort {
+                    name: name.clone(),
+                    age: self.now.since(*since),
+                });
+                Some(Input::Reply(FlowReply::Ports(ports.collect())))
+            }
             Command::Ask(FlowQuestion::Count(cookies)) => Some(self.counted(None, &cookies)),
             Command::Ask(FlowQuestion::Find(cookies)) => {
                 Some(Input::Reply(FlowReply::Found(self.find(&cookies))))
@@ -351,7 +362,7 @@ impl Node {
             Command::FindDropping(paths) => Some(Input::Dropping(self.dropping(&paths))),
             Command::Release(_)
             | Command::Apply { .. }
-            | Command::Ask(FlowQuestion::Dump)
+            | Command::Ask(FlowQuestion::Dump | FlowQuestion::Ports)
             | Command::Attachment(_)
             | Command::TrustResolvers(_)
             | Command::MonitorTables(_) => None,
@@ -424,6 +435,7 @@ impl Node {
             FlowChange::Add(key, body) => {
                 let sentinel = sentinel_of(&key, body.cookie);
                 assert!(self.sentinels.contains_key(&sentinel), "it never goes");
+                self.written.insert(key.clone(), self.now);
                 self.switch.insert(key, (body.cookie, 0));
             }
             FlowChange::Delete(key, cookie) => {
@@ -436,12 +448,26 @@ impl Node {
         }
     }
 
+    /// How long the switch has had a flow.
+    pub fn age_of(&self, key: &FlowKey) -> Duration {
+        let written = self.written.get(key).copied().unwrap_or(self.now);
+        self.now.since(written)
+    }
+
+    /// The flows, without the sentinel flows, as a dump shows them.
+    pub fn installed(&self) -> Vec<InstalledFlow> {
+        let mut flows = self.dump();
+        flows.retain(|flow| Sentinel::of(&flow.key).is_none());
+        flows
+    }
+
     fn dump(&self) -> Vec<InstalledFlow> {
         let installed = |key: FlowKey, cookie: Cookie, packets: u64| InstalledFlow {
             hard_timeout_s: match Sentinel::of(&key) {
                 Some(_) => self.keep_flows_s,
                 None => 0,
             },
+            age: self.age_of(&key),
             key,
             cookie,
             packets,

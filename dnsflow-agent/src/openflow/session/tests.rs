@@ -344,6 +344,64 @@ fn there_are_limits() {
 }
 
 #[test]
+fn ports_are_asked_for_and_read_as_the_switch_means_it() {
+    let recordings = [
+        (fixtures::PORTS_3_1, [1671, 1659, 448]),
+        (fixtures::PORTS_3_5, [1639, 1627, 416]),
+    ];
+    for (recording, ages_ms) in recordings {
+        let mut session = up();
+        // One that is asked for meanwhile is the same.
+        for _ in 0..2 {
+            session.ask(FlowQuestion::Ports);
+        }
+        let mut output = BytesMut::new();
+        session.transmit(&mut output);
+        assert_eq!(
+            output,
+            fixtures::sent_by(From::Client, recording).concat()[..]
+        );
+        for reply in fixtures::sent_by(From::Switch, recording) {
+            assert_eq!(events(&mut session), []);
+            session.receive(&reply, START).unwrap();
+        }
+        let names = ["br-int", "0123456789abcde", "second"].into_iter();
+        let ports = names.zip(ages_ms).map(|(name, age_ms)| SwitchPort {
+            name: name.into(),
+            age: Duration::from_millis(age_ms),
+        });
+        let reply = Event::Reply(FlowReply::Ports(ports.collect()));
+        assert_eq!(events(&mut session), [reply]);
+        session.ask(FlowQuestion::Ports);
+        assert_eq!(sent(&mut session).len(), 2, "again");
+    }
+}
+
+/// Once the switch has refused one of the two questions, its answer to the other one says nothing.
+#[test]
+fn ports_of_which_names_or_ages_are_refused_are_not_told() {
+    let [names, ages] = &fixtures::sent_by(From::Switch, fixtures::PORTS_3_1)[..] else {
+        panic!("two answers");
+    };
+    for names_are_refused in [true, false] {
+        let mut session = up();
+        session.ask(FlowQuestion::Ports);
+        if names_are_refused {
+            table_full(&mut session, 2);
+            session.receive(ages, START).unwrap();
+        } else {
+            session.receive(names, START).unwrap();
+            table_full(&mut session, 3);
+        }
+        let [Event::Refused { request, .. }] = &events(&mut session)[..] else {
+            panic!("no refusal");
+        };
+        assert_eq!(*request, PORTS);
+        assert_eq!(session.requests.len(), 0);
+    }
+}
+
+#[test]
 fn a_dump_asked_for_during_a_dump_is_made_after_it() {
     let mut session = up();
     for _ in 0..3 {
@@ -497,6 +555,7 @@ proptest! {
         let all = [
             fixtures::MONITOR,
             fixtures::DUMP_3_5,
+            fixtures::PORTS_3_5,
             fixtures::BUNDLE_REFUSED,
             fixtures::BUNDLE_COMMIT_FAILS,
         ];
@@ -513,10 +572,11 @@ proptest! {
             }
         }
         let mut session = up();
+        session.ask(FlowQuestion::Ports);
         session.apply(BatchId(1), true, adds(2), Vec::new());
         // Whatever xid the recording has, something is waiting for it.
         session.ask(FlowQuestion::Find((0..40).collect()));
-        barrier_reply(&mut session, 4);
+        barrier_reply(&mut session, 6);
         let _ = session.receive(&message, START);
         session.close();
     }

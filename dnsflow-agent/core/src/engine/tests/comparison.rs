@@ -1,7 +1,7 @@
 //! The switch and the cache, compared.
 
 use super::*;
-use crate::values::{flow::InstalledFlow, limits::FLOWS_PER_ADDRESS_MAX};
+use crate::values::limits::FLOWS_PER_ADDRESS_MAX;
 
 #[test]
 fn a_switch_that_was_away_is_brought_up_to_date() {
@@ -67,16 +67,7 @@ fn what_is_opened_again_while_the_dump_comes_stays() {
     let rules = [allow("example.com"), deny_all()];
     let mut node = Node::with(&rules);
     node.answer("p1", "example.com", &[ADDRESS], 300);
-    let shown: Vec<InstalledFlow> = node
-        .switch
-        .iter()
-        .map(|(key, (cookie, packets))| InstalledFlow {
-            key: key.clone(),
-            cookie: *cookie,
-            packets: *packets,
-            hard_timeout_s: 0,
-        })
-        .collect();
+    let shown = node.installed();
     node.switch_answers = false;
     node.pass(COMPARE_INTERVAL);
     node.switch_answers = true;

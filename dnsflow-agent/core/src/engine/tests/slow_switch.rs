@@ -11,7 +11,6 @@ use super::{
     starts::{edit, is_dump, is_open, is_open_at_all},
     *,
 };
-use crate::values::flow::InstalledFlow;
 
 /// Carries out what waits, but for batches of flows. Gives these back.
 fn carry_out_all_but_batches(node: &mut Node) -> VecDeque<Command> {
@@ -117,14 +116,7 @@ fn a_dump_that_began_before_an_edit_ends_no_former_mark() {
         }
         let waiting = node.waiting.as_mut().expect("commands wait");
         waiting.pop_front();
-        let flows = node.switch.iter();
-        let flows = flows.map(|(key, (cookie, packets))| InstalledFlow {
-            key: key.clone(),
-            cookie: *cookie,
-            packets: *packets,
-            hard_timeout_s: 0,
-        });
-        let flows = flows.collect();
+        let flows = node.installed();
         node.refused = new.clone();
         edit(&mut node, &moved);
         while node.carry_out_next() {}

@@ -139,14 +139,7 @@ fn what_an_edit_closes_while_the_first_dump_comes_is_closed_behind_it() {
         let rules = [allow("example.com"), deny_all()];
         let mut node = Node::with(&rules);
         node.answer("p1", "www.example.com", &[ADDRESS], 600);
-        let flows = node.switch.iter();
-        let flows = flows.map(|(key, (cookie, packets))| InstalledFlow {
-            key: key.clone(),
-            cookie: *cookie,
-            packets: *packets,
-            hard_timeout_s: 0,
-        });
-        let flows: Vec<InstalledFlow> = flows.collect();
+        let flows = node.installed();
         node.give(Input::SwitchDown);
         node.switch_answers = false;
         node.give(Input::SwitchUp);
@@ -427,32 +420,6 @@ fn a_pod_that_goes_during_a_start_leaves_nothing_to_another_one_at_its_address()
     }
 }
 
-/// What is kept of pods that go has a limit.
-#[test]
-fn a_pod_that_comes_behind_more_than_is_kept_of_pods_that_went_takes_over_nothing() {
-    let rules = [allow("example.com"), deny_all()];
-    for kept_max in [1, 2] {
-        let mut before = Node::with(&rules);
-        before.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
-        let saved = before.engine.snapshot(before.now);
-        let last = [203, 0, 113, 3];
-        // The snapshot does not have it: it may be of the pod that comes.
-        before.answer("p1", "example.com", &[last], 600);
-        let mut node = started(&mut before, &saved, Config::default());
-        give_interfaces(&mut node, true, ROWS[0], Some(("ns1_p1", "uid-p1")));
-        node.engine.told.cache.limits_mut().names_per_node_max = kept_max;
-        give_interfaces(&mut node, false, ROWS[0], None);
-        assert_eq!(node.engine.snapshot(node.now).len(), kept_max);
-        give_interfaces(&mut node, false, ROWS[1], Some(("ns1_q1", "uid-q1")));
-        node.pods = [("ns1_q1".to_owned(), ROWS[1])].into();
-        read_rules(&mut node, &rules);
-        let sb = southbound_with(&node, &rules, "ns1_q1");
-        node.give(Input::Sb(sb));
-        assert!(!is_open_at_all(&node, ADDRESS) && !is_open_at_all(&node, OTHER));
-        assert_eq!(is_open_at_all(&node, last), kept_max == 2);
-    }
-}
-
 /// The new pod is told another address before the agent ends, or before its interface is made anew.
 #[test]
 fn a_pod_that_comes_during_a_start_keeps_what_it_was_told_and_nothing_else() {
@@ -498,10 +465,7 @@ fn a_pod_that_comes_during_a_start_keeps_what_it_was_told_and_nothing_else() {
                 node.pass(COMPARE_INTERVAL);
                 let left = node.engine.snapshot(node.now);
                 let is_of_new = |saved: &SavedEntry| saved.pod.as_deref() == Some(new.1);
-                assert!(
-                    left.iter().all(|saved| is_of_new(saved) && !saved.is_late),
-                    "{case}"
-                );
+                assert!(left.iter().all(is_of_new), "{case}");
             }
         }
     }
@@ -684,34 +648,6 @@ fn a_pod_that_went_just_before_the_end_leaves_nothing_to_another_one_at_its_addr
             }
         }
     }
-}
-
-/// A snapshot has what a pod has left that went until a comparison finds none of its flows.
-#[test]
-fn what_a_pod_has_left_is_saved_until_a_comparison_finds_none_of_it() {
-    let rules = [allow("example.com"), deny_all()];
-    let mut node = Node::with(&rules);
-    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 3600);
-    node.pass(Duration::from_secs(60));
-    let lost = node.switch.clone();
-    node.remove_interface("p1");
-    node.remove_logical_port("p1");
-    assert_eq!(node.switch.len(), 0);
-    let saved = |node: &Node| node.engine.snapshot(node.now).len();
-    assert_eq!(saved(&node), 2);
-    let version = node.engine.cache_version();
-    // One of them is there again.
-    node.switch.extend(lost.into_iter().take(1));
-    node.pass(COMPARE_INTERVAL);
-    assert_eq!(saved(&node), 1);
-    assert!(node.engine.cache_version() > version);
-    node.pass(COMPARE_INTERVAL);
-    assert_eq!((saved(&node), node.switch.len()), (0, 0));
-    // A pod that comes then is like any other one.
-    node.add_pod("p1", 5);
-    node.answer("p1", "www.example.com", &[ADDRESS], 3600);
-    let saved = node.engine.snapshot(node.now);
-    assert!(saved.iter().all(|saved| !saved.is_late));
 }
 
 /// p1 has gone while no agent ran, and q1 has come at its address. The agent compares, and ends before the switch has

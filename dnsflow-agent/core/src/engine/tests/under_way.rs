@@ -256,15 +256,7 @@ fn begin_dump(node: &mut Node) -> Vec<InstalledFlow> {
     node.pass(Duration::ZERO);
     let waiting = node.waiting.as_mut().expect("commands wait");
     waiting.retain(|command| !matches!(command, Command::Ask(FlowQuestion::Dump)));
-    let flows = node.switch.iter();
-    flows
-        .map(|(key, (cookie, packets))| InstalledFlow {
-            key: key.clone(),
-            cookie: *cookie,
-            packets: *packets,
-            hard_timeout_s: 0,
-        })
-        .collect()
+    node.installed()
 }
 
 fn is_difference(report: &Report) -> bool {

@@ -42,9 +42,12 @@ fn answered_during_the_first_comparison(behind_the_reading: bool) {
     assert!(is_open(&after, OTHER));
     if behind_the_reading {
         after.waiting.as_mut().expect("set").push_back(next);
-        assert!(after.carry_out_next());
+        while !next_is(&after, |command| {
+            matches!(command, Command::Ask(FlowQuestion::Dump))
+        }) {
+            assert!(after.carry_out_next());
+        }
         next = take_next(&mut after);
-        assert!(matches!(next, Command::Ask(FlowQuestion::Dump)));
     }
     after.log.clear();
     after.held_answer("www.example.com", &[ADDRESS]);
