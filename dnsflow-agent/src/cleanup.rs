@@ -111,13 +111,19 @@ fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
     })?
 }
 
+/// All flows of dnsflow. One is asked for at a time.
+const DUMP: FlowQuestion = FlowQuestion::Dump {
+    number: 0,
+    with_ports: false,
+};
+
 async fn write_flows(mut connection: Connection, output: &mut impl Write) -> anyhow::Result<usize> {
     let mut found = 0;
     loop {
         match connection.next().await {
-            Event::Up => connection.ask(FlowQuestion::Dump),
+            Event::Up => connection.ask(DUMP),
             Event::Down { reason } => bail!("{reason}"),
-            Event::Reply(FlowReply::Flows { flows, more }) => {
+            Event::Reply(FlowReply::Flows { flows, more, .. }) => {
                 for flow in &flows {
                     writeln!(output, "{}", text::installed(flow)).context(UNWRITTEN)?;
                 }
@@ -128,7 +134,9 @@ async fn write_flows(mut connection: Connection, output: &mut impl Write) -> any
             }
             Event::Refused { request, reason } => bail!("{request}: {reason}"),
             // This connection changes and monitors nothing.
-            Event::Reply(FlowReply::Ports(_) | FlowReply::Found(_) | FlowReply::Counted { .. })
+            Event::Reply(
+                FlowReply::Ports { .. } | FlowReply::Found(_) | FlowReply::Counted { .. },
+            )
             | Event::Applied { .. }
             | Event::CountLost { .. }
             | Event::FlowLost { .. }
@@ -144,9 +152,11 @@ async fn remove_flows(mut connection: Connection) -> anyhow::Result<usize> {
     let mut found = Vec::new();
     loop {
         match connection.next().await {
-            Event::Up => connection.ask(FlowQuestion::Dump),
+            Event::Up => connection.ask(DUMP),
             Event::Down { reason } => bail!("{reason}"),
-            Event::Reply(FlowReply::Flows { mut flows, more }) => {
+            Event::Reply(FlowReply::Flows {
+                mut flows, more, ..
+            }) => {
                 // The flows beyond one batch come again with the next dump.
                 flows.truncate(CHANGES_MAX - found.len());
                 found.append(&mut flows);
@@ -169,10 +179,12 @@ async fn remove_flows(mut connection: Connection) -> anyhow::Result<usize> {
                     anyhow::Error::new(error).context(text)
                 })?;
                 // An agent that was still running may have added flows meanwhile.
-                connection.ask(FlowQuestion::Dump);
+                connection.ask(DUMP);
             }
             Event::Refused { request, reason } => bail!("{request}: {reason}"),
-            Event::Reply(FlowReply::Ports(_) | FlowReply::Found(_) | FlowReply::Counted { .. })
+            Event::Reply(
+                FlowReply::Ports { .. } | FlowReply::Found(_) | FlowReply::Counted { .. },
+            )
             | Event::CountLost { .. }
             | Event::FlowLost { .. }
             | Event::ForeignFlow { .. }

@@ -64,10 +64,13 @@ impl Client {
 
     /// The keys of every flow of dnsflow's.
     pub(crate) fn flows(&mut self) -> Result<Vec<FlowKey>> {
-        self.connection.ask(FlowQuestion::Dump);
+        self.connection.ask(FlowQuestion::Dump {
+            number: 0,
+            with_ports: false,
+        });
         let mut keys = Vec::new();
         self.wait(|event| {
-            let Event::Reply(FlowReply::Flows { flows, more }) = event else {
+            let Event::Reply(FlowReply::Flows { flows, more, .. }) = event else {
                 return None;
             };
             keys.extend(flows.into_iter().map(|flow| flow.key));

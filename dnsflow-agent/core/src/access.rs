@@ -639,6 +639,23 @@ impl Access<'_> {
         Some((port, address))
     }
 
+    /// The port that a flow is for.
+    pub(crate) fn port_of(&mut self, key: &FlowKey) -> Option<PortId> {
+        self.plans.port_of(key, self.ports, self.policy)
+    }
+
+    /// Whether a flow is younger than its port in the switch, by these ages of interfaces.
+    pub(crate) fn is_younger(
+        &self,
+        flow: &InstalledFlow,
+        port: PortId,
+        ages: &HashMap<Arc<str>, Duration>,
+    ) -> bool {
+        let row = self.ports.get(port).map(|port| &port.row);
+        let port_age = row.and_then(|row| ages.get(&*row.name));
+        port_age.is_some_and(|age| flow.age < *age)
+    }
+
     /// Who has the flows that a flow would be one of.
     pub(crate) fn holder_of(&mut self, key: &FlowKey) -> Option<Holder> {
         match key.matches.ends {
@@ -766,9 +783,7 @@ impl Access<'_> {
             let Some((port, address)) = self.entry_key(key) else {
                 continue;
             };
-            let row = self.ports.get(port).map(|port| &port.row);
-            let port_age = row.and_then(|row| ages.get(&*row.name));
-            if port_age.is_none_or(|age| installed.age >= *age) {
+            if !self.is_younger(installed, port, ages) {
                 continue;
             }
             let flow = FormerFlow {
@@ -906,11 +921,12 @@ impl Access<'_> {
 
     /// Adopts the marks of an earlier run whose flows, which may be in `found`, today's rules would still write, for
     /// addresses whose names are not known. Removes all other marks from the kernel, but for those of addresses that
-    /// were told again meanwhile, or whose groups are not in force ([`Cache::end_former`]).
+    /// were told again meanwhile, or whose groups are not in force ([`Cache::end_former`]). A number of flows that were
+    /// there before their port (`older`) was another pod's.
     pub(crate) fn adopt_marks(
         &mut self,
         marks: Vec<(PortId, MarkFound)>,
-        found: &HashMap<FlowKey, InstalledFlow>,
+        (found, older): (&HashMap<FlowKey, InstalledFlow>, &HashSet<(PortId, u32)>),
         comparison: u32,
         batch: &mut Batch,
     ) -> AdoptedMarks {
@@ -926,6 +942,7 @@ impl Access<'_> {
         for (mark, of_group) in self.by_mark(of_groups) {
             flows.entry(mark).or_insert(of_group);
         }
+        flows.retain(|mark, _| !older.contains(mark));
         for (port, mark) in marks {
             let MarkFound {
                 ifindex,

@@ -2,8 +2,8 @@
 //!
 //! `Cache` composes owners, each of which keeps an invariant: the entries of a port with their names (`entries.rs`),
 //! all ports (`ports.rs`), candidates for eviction (`candidates.rs`), ended names (`ended.rs`), the times at which
-//! entries are checked (`due.rs`), the next reading of counters (`counter_reading.rs`), and the state of an earlier
-//! run (`earlier_run.rs`).
+//! entries are checked (`due.rs`), the next reading of counters (`counter_reading.rs`), the entries of an earlier run
+//! (`earlier_run.rs`), and the rules that the switch has followed (`confirmed_rules.rs`).
 //!
 //! This file has the way of an answer. Other ways lead through the owners as well: room (`room.rs`), the end of names
 //! and entries (`expiry.rs`), adoption and snapshot (`adoption.rs`), flows (`enforcement.rs`) and marks (`marks.rs`).
@@ -12,6 +12,7 @@ pub mod snapshot;
 
 mod adoption;
 mod candidates;
+mod confirmed_rules;
 mod counter_reading;
 mod due;
 mod earlier_run;
@@ -33,6 +34,7 @@ use std::{
 use crate::{
     Timestamp,
     cache::{
+        confirmed_rules::ConfirmedRules,
         counter_reading::CounterReading,
         due::Due,
         earlier_run::EarlierRun,
@@ -50,6 +52,7 @@ use crate::{
 };
 
 pub(crate) use adoption::FormerFlow;
+pub(crate) use confirmed_rules::{Followed, RulesInPlace};
 pub(crate) use ended::End;
 pub use entries::names::Origin;
 pub(crate) use entries::{
@@ -76,8 +79,10 @@ pub(crate) struct Cache {
     mention_unknown: BTreeMap<PortId, usize>,
     /// The addresses with former flows.
     former: BTreeSet<Key>,
-    /// The state of an earlier run.
+    /// The entries of an earlier run.
     earlier: EarlierRun,
+    /// The rules that the switch has followed.
+    rules: ConfirmedRules,
     /// How many plans were made, for each port, that have not all flows of their rules.
     cut: BTreeMap<(PortId, Room), usize>,
     /// The next reading of counters.
@@ -152,6 +157,7 @@ impl Cache {
             mention_unknown: BTreeMap::new(),
             former: BTreeSet::new(),
             earlier: EarlierRun::default(),
+            rules: ConfirmedRules::default(),
             cut: BTreeMap::new(),
             reading: CounterReading::default(),
             groups: Groups::new(mark_mask),

@@ -22,7 +22,7 @@ use crate::{
     access::{Access, Asked, Classes, Outcome, Plans, ReadAnswer, Told},
     ask::view::View,
     cache::{
-        Cache,
+        Cache, Followed, RulesInPlace,
         snapshot::{Saved, SavedPart, SavedRules, Snapshot},
     },
     dns::{
@@ -350,14 +350,16 @@ impl Engine {
                 let over = self.switch.dropping_found(dropping.as_deref(), now);
                 self.hold.waits_over(over, now);
             }
-            Input::Reply(FlowReply::Flows { flows, more }) => {
+            Input::Reply(FlowReply::Flows { number, .. } | FlowReply::Ports { number, .. })
+                if !self.switch.is_comparison(number) => {}
+            Input::Reply(FlowReply::Flows { flows, more, .. }) => {
                 let (mut access, switch, out) = self.access();
                 switch.shown(flows, &mut access, now);
                 if !more && let Some(changes) = switch.compared(&mut access, out) {
                     *batch = changes;
                 }
             }
-            Input::Reply(FlowReply::Ports(ports)) => self.switch.ports_shown(ports),
+            Input::Reply(FlowReply::Ports { ports, .. }) => self.switch.ports_shown(ports),
             Input::Marks {
                 found,
                 more,
@@ -615,12 +617,39 @@ impl Engine {
         Some(SavedPart::Entries(entries))
     }
 
-    /// The rules in force. While flows of an earlier run may be adopted, those of that run.
+    /// The rules for a snapshot ([`Cache::rules_to_save`]).
     fn rules_to_save(&self) -> Vec<SavedRules> {
-        if !self.switch.has_adopted() {
-            return self.told.cache.saved_rules();
+        let in_force = self.switch.has_adopted().then(|| self.rules_in_force());
+        let followed = self.switch.followed();
+        self.told.cache.rules_to_save(followed, in_force)
+    }
+
+    /// Behind a comparison: the rules count for a snapshot that the switch has followed.
+    fn confirm_rules(&mut self) {
+        let changes = (self.policy.changes_of_rules(), self.ports.have_come());
+        let followed = self.switch.followed();
+        if followed == Followed::All && self.told.cache.are_rules_confirmed(changes) {
+            return;
         }
-        let mut rules = BTreeMap::new();
+        let in_force = self.rules_in_force();
+        if !self.switch.has_adopted() {
+            return self.told.cache.complete_former_rules(in_force);
+        }
+        self.told.cache.confirm_rules(followed, changes, &in_force);
+        let is_to_follow = match followed {
+            Followed::All => false,
+            Followed::Expected => true,
+            Followed::Before => !self.switch.has_milestone(),
+        };
+        if is_to_follow {
+            self.told.cache.expect_rules(in_force);
+            self.switch.set_milestone();
+        }
+    }
+
+    /// The rules in force in the namespaces of pods, as far as a snapshot has room.
+    fn rules_in_force(&self) -> RulesInPlace {
+        let mut rules = RulesInPlace::new();
         let mut count = 0;
         for (_, port) in self.ports.iter() {
             if let Some(namespace) = self.policy.namespace_of_rules(&port.row)
@@ -629,14 +658,10 @@ impl Engine {
             {
                 let in_place = self.policy.rules_in_place(&port.row);
                 count += in_place.len();
-                rules.insert(namespace, in_place);
+                rules.insert(namespace.into(), in_place.into());
             }
         }
-        let rules = rules.into_iter().map(|(namespace, rules)| SavedRules {
-            namespace: namespace.into(),
-            rules,
-        });
-        rules.collect()
+        rules
     }
 
     /// The ports at which programs of the earlier run may have opened addresses, as far as its snapshot says. At a pod
@@ -1108,6 +1133,7 @@ impl Engine {
         switch.restore_lost(&mut access, out);
         if let Some(batches) = self.switch.settled() {
             self.hold.compared(&batches, now);
+            self.confirm_rules();
             self.hold.release_due(&mut self.out);
         }
         if let Some(tables) = self.policy.take_changed_tables() {
@@ -1272,7 +1298,7 @@ fn may_change_plans(input: &Input) -> bool {
         input,
         Input::Applied { .. }
             | Input::Reply(
-                FlowReply::Counted { .. } | FlowReply::Flows { .. } | FlowReply::Ports(_)
+                FlowReply::Counted { .. } | FlowReply::Flows { .. } | FlowReply::Ports { .. }
             )
             | Input::Marks { .. }
             | Input::MarksRefused(_)

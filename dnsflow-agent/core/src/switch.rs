@@ -25,6 +25,7 @@ use std::{
 use crate::{
     Command, Timestamp,
     access::Access,
+    cache::Followed,
     installed::{Batch, Expected, Written},
     io::{
         input::{BatchError, BatchId, CookieCount},
@@ -130,6 +131,15 @@ impl From<Batch> for Openings {
     }
 }
 
+/// A time, of which the switch has to confirm all changes from before.
+#[derive(Clone, Copy, Debug)]
+struct Milestone {
+    /// The first batch that came later.
+    next: BatchId,
+    /// Whether all removals that waited have been confirmed since.
+    are_removed: bool,
+}
+
 /// How far the connection has come.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Phase {
@@ -163,6 +173,8 @@ pub(crate) struct Switch {
     incomplete: BTreeSet<BatchId>,
     /// Batches with a change that the switch has refused.
     refused: RefusedBatches,
+    /// The last milestone, unless flows that nobody wants were found since.
+    milestone: Option<Milestone>,
     /// Batches that the switch had not answered when the connection was lost: the next comparison
     /// covers them.
     unanswered: BTreeSet<BatchId>,
@@ -199,6 +211,7 @@ impl Switch {
             pending: BTreeMap::new(),
             incomplete: BTreeSet::new(),
             refused: RefusedBatches::default(),
+            milestone: None,
             unanswered: BTreeSet::new(),
             sent_at: Timestamp::default(),
             foreign: ForeignFlows::default(),
@@ -233,6 +246,43 @@ impl Switch {
     /// Whether the switch has not confirmed a batch, or a batch waits for another. No batch is sent without a connection.
     pub(crate) fn is_writing(&self) -> bool {
         self.is_up() && !(self.waiting.is_empty() && self.pending.is_empty())
+    }
+
+    /// How far the switch has followed the cache.
+    pub(crate) fn followed(&self) -> Followed {
+        let is_known = self.is_compared()
+            && self.unanswered.is_empty()
+            && self.refused.are_none()
+            && !self.comparison.some_stay
+            && !self.comparison.leaves_some;
+        let is_from_before =
+            |batch: Option<BatchId>, next| batch.is_some_and(|batch: BatchId| batch < next);
+        match self.milestone {
+            _ if !is_known => Followed::Before,
+            _ if !self.is_writing() && self.openings.is_none() => Followed::All,
+            Some(Milestone {
+                next,
+                are_removed: true,
+            }) if !is_from_before(self.pending.keys().next().copied(), next)
+                && !is_from_before(self.waiting.first_batch(), next) =>
+            {
+                Followed::Expected
+            }
+            _ => Followed::Before,
+        }
+    }
+
+    /// All changes of now and before are to be followed ([`Followed::Expected`]).
+    pub(crate) fn set_milestone(&mut self) {
+        self.milestone = Some(Milestone {
+            next: BatchId(self.next_batch),
+            are_removed: !self.waiting.has_removals(),
+        });
+    }
+
+    /// Whether that is still to come.
+    pub(crate) fn has_milestone(&self) -> bool {
+        self.milestone.is_some()
     }
 
     /// Whether the switch has agreed with the cache since it came up.
@@ -762,6 +812,9 @@ impl Switch {
         }
         self.lost.batches.remove(&batch);
         self.waiting.answered(batch, &pending.shares);
+        if let Some(milestone) = &mut self.milestone {
+            milestone.are_removed |= !self.waiting.has_removals();
+        }
         let pass_from = pending.before + REVALIDATION_INTERVAL;
         let estimate = self.revalidation.estimate();
         self.blocked_searches
@@ -872,6 +925,7 @@ impl Switch {
         self.pending.clear();
         self.incomplete.clear();
         self.refused = RefusedBatches::default();
+        self.milestone = None;
         self.sent_at = Timestamp::default();
         self.foreign.clear();
         self.revalidation.disconnected()

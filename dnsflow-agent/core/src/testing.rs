@@ -28,6 +28,8 @@ use crate::{
     },
 };
 
+#[cfg(test)]
+pub(crate) use self::edges::shown;
 pub use self::{edges::Kernel, rows::*};
 
 /// The OpenFlow table of the pipeline's first table, as an OVN of some version has it.
@@ -59,6 +61,8 @@ pub struct Node {
     pub reports: Vec<Report>,
     /// Whether the switch answers.
     pub switch_answers: bool,
+    /// The number of the last dump that was asked for.
+    pub dump: u32,
     /// The flows that the switch refuses.
     pub refused: BTreeSet<FlowKey>,
     /// The commands that wait to be carried out, where they do.
@@ -111,6 +115,7 @@ impl Node {
             log: vec![],
             reports: vec![],
             switch_answers: true,
+            dump: 0,
             refused: BTreeSet::new(),
             waiting: None,
             pods: BTreeMap::new(),

@@ -54,8 +54,8 @@ pub struct Session {
     requests: BTreeMap<u32, Request>,
     /// The dump that is under way.
     dump: Option<Dump>,
-    /// Whether another dump was asked for meanwhile.
-    dump_again: bool,
+    /// Another one that was asked for meanwhile.
+    dump_again: Option<AskedDump>,
     /// The number of flows in the last dump.
     shown: Shown,
     /// The ports that the switch has told of so far, if it is asked for them.
@@ -181,9 +181,18 @@ impl Request {
     }
 }
 
+/// A dump that is asked for ([`FlowQuestion::Dump`]).
+#[derive(Clone, Copy, Debug)]
+struct AskedDump {
+    number: u32,
+    with_ports: bool,
+}
+
 /// A dump that is under way.
 #[derive(Debug)]
 struct Dump {
+    /// Its number.
+    number: u32,
     /// Those that are still to be asked for, …
     shards: vec::IntoIter<Shard>,
     /// … the next one then.
@@ -194,6 +203,8 @@ struct Dump {
 /// The ports of the switch, as far as it has told.
 #[derive(Debug, Default)]
 struct PortsRead {
+    /// The number of the dump.
+    number: u32,
     names: HashMap<u32, Arc<str>>,
     ports: Vec<SwitchPort>,
 }
@@ -227,7 +238,7 @@ impl Session {
             waiting: VecDeque::new(),
             requests: BTreeMap::new(),
             dump: None,
-            dump_again: false,
+            dump_again: None,
             shown: Shown::default(),
             ports: None,
             searches: BTreeMap::new(),
@@ -280,12 +291,11 @@ impl Session {
         });
     }
 
-    /// Asks a question; [`Event::Reply`] answers. Dumps that are asked for while one is under way
-    /// become one further dump, and so many questions for ports become one. [`Event::CountLost`] tells only of flows in monitored tables.
+    /// Asks a question; [`Event::Reply`] answers. Of the dumps that are asked for while one is under way, only the last
+    /// one follows. [`Event::CountLost`] tells only of flows in monitored tables.
     pub fn ask(&mut self, question: FlowQuestion) {
         let name = match question {
-            FlowQuestion::Dump => DUMP,
-            FlowQuestion::Ports => PORTS,
+            FlowQuestion::Dump { .. } => DUMP,
             FlowQuestion::Find(_) => FIND,
             FlowQuestion::Count(_) => COUNT,
         };
@@ -397,8 +407,9 @@ impl Session {
     fn run(&mut self, command: Command) {
         match command {
             Command::Apply(changes) => self.run_apply(&changes),
-            Command::Ask(FlowQuestion::Dump) => self.run_dump(),
-            Command::Ask(FlowQuestion::Ports) => self.run_ports(),
+            Command::Ask(FlowQuestion::Dump { number, with_ports }) => {
+                self.run_dump(AskedDump { number, with_ports });
+            }
             Command::Ask(FlowQuestion::Find(cookies)) => self.run_find(cookies),
             Command::Ask(FlowQuestion::Count(cookies)) => {
                 self.run_count(None, &cookies);
@@ -463,12 +474,17 @@ impl Session {
         self.batches.push_back(batch);
     }
 
-    fn run_dump(&mut self) {
+    fn run_dump(&mut self, asked: AskedDump) {
         if self.dump.is_some() {
-            self.dump_again = true;
+            self.dump_again = Some(asked);
             return;
         }
+        let AskedDump { number, with_ports } = asked;
+        if with_ports {
+            self.run_ports(number);
+        }
         self.dump = Some(Dump {
+            number,
             shards: shards(self.shown).into_iter(),
             next_at: None,
             shown: Shown::default(),
@@ -489,10 +505,8 @@ impl Session {
         }
     }
 
-    fn run_ports(&mut self) {
-        if self.ports.is_some() {
-            return;
-        }
+    /// Asks for names and ages of the ports, for the dump with this number.
+    fn run_ports(&mut self, number: u32) {
         let Some(names) = self.request(Request::PortNames) else {
             return;
         };
@@ -500,7 +514,10 @@ impl Session {
             self.requests.remove(&names);
             return;
         };
-        self.ports = Some(PortsRead::default());
+        self.ports = Some(PortsRead {
+            number,
+            ..PortsRead::default()
+        });
         wire::put_ports_request(&mut self.output, names, wire::OFPMP_PORT_DESC);
         wire::put_ports_request(&mut self.output, ages, wire::OFPMP_PORT_STATS);
     }
@@ -769,8 +786,9 @@ impl Session {
                     self.requests.remove(&xid);
                     dump.next_at = Some(self.heard + SHARD_PAUSE);
                 }
-                let shown = dump.shown;
+                let (number, shown) = (dump.number, dump.shown);
                 self.reply(FlowReply::Flows {
+                    number,
                     flows,
                     more: !is_last,
                 });
@@ -851,9 +869,9 @@ impl Session {
             read.ports.extend(name.map(|name| SwitchPort { name, age }));
         }
         if !reply.more
-            && let Some(PortsRead { ports, .. }) = self.ports.take()
+            && let Some(PortsRead { number, ports, .. }) = self.ports.take()
         {
-            self.reply(FlowReply::Ports(ports));
+            self.reply(FlowReply::Ports { number, ports });
         }
         Ok(())
     }
@@ -886,8 +904,8 @@ impl Session {
 
     fn dump_done(&mut self) {
         self.dump = None;
-        if mem::take(&mut self.dump_again) {
-            self.ask(FlowQuestion::Dump);
+        if let Some(AskedDump { number, with_ports }) = self.dump_again.take() {
+            self.ask(FlowQuestion::Dump { number, with_ports });
         }
     }
 

@@ -260,8 +260,9 @@ fn is_of_entry(change: &FlowChange) -> bool {
     }
 }
 
-/// What a dump of an empty switch brings.
+/// What the first dump of an empty switch brings.
 const EMPTY: Input = Input::Reply(FlowReply::Flows {
+    number: 1,
     flows: Vec::new(),
     more: false,
 });

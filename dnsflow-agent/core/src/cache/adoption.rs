@@ -9,6 +9,7 @@ use crate::{
     Timestamp,
     cache::{
         Cache,
+        confirmed_rules::{Followed, RulesInPlace},
         entries::{Entry, names::Term},
         ports::Key,
         snapshot::{Saved, SavedEntry, SavedRules, Snapshot},
@@ -70,23 +71,57 @@ pub(crate) struct FormerFlow {
 impl Cache {
     /// Takes over the snapshot of an earlier run.
     pub(crate) fn load_snapshot(&mut self, saved: Saved, now: Timestamp) {
-        self.earlier.load(saved, now);
+        self.rules.load(saved.rules);
+        self.earlier.load(saved.entries, now);
     }
 
     /// The rules of a namespace in the snapshot of an earlier run, until all of its flows have been adopted; `None` if it
     /// does not have the namespace.
     pub(crate) fn former_rules(&self, namespace: &str) -> Option<Arc<[RuleInPlace]>> {
-        self.earlier.rules(namespace)
+        let is_adopted = self.earlier.is_adopted();
+        let rules = self.rules.of(namespace).filter(|_| !is_adopted);
+        rules.cloned()
     }
 
-    /// Whether there is a snapshot of an earlier run, and it has no pod under the name of this port.
+    /// Whether there is a snapshot of an earlier run with rules, and it has no pod under the name of this port.
     pub(crate) fn snapshot_lacks_pod_of(&self, port: PortId) -> bool {
-        self.earlier.lacks_pod_of(port)
+        let may_lack = !self.earlier.is_adopted() && !self.rules.is_empty();
+        may_lack && self.earlier.lacks_pod_of(port)
     }
 
-    /// The rules of an earlier run, as the next snapshot has them until all flows have been adopted.
-    pub(crate) fn saved_rules(&self) -> Vec<SavedRules> {
-        self.earlier.saved_rules()
+    /// A comparison has not looked at all flows of the earlier run, and these rules are in force.
+    pub(crate) fn complete_former_rules(&mut self, in_force: RulesInPlace) {
+        self.rules.complete(in_force);
+    }
+
+    /// Whether the confirmed rules are those in force, of these changes of rules and ports.
+    pub(crate) fn are_rules_confirmed(&self, changes: (u64, u32)) -> bool {
+        self.rules.are_of(changes)
+    }
+
+    /// The switch has followed so far, and these rules are in force, of these changes of rules and ports.
+    pub(crate) fn confirm_rules(
+        &mut self,
+        followed: Followed,
+        changes: (u64, u32),
+        in_force: &RulesInPlace,
+    ) {
+        self.rules.confirm(followed, changes, in_force);
+    }
+
+    /// The switch is to follow these rules, which are in force.
+    pub(crate) fn expect_rules(&mut self, in_force: RulesInPlace) {
+        self.rules.expect(in_force);
+    }
+
+    /// The rules for a snapshot: of those in force, the ones that the switch has followed. While flows of an earlier run
+    /// may be adopted (`None`), those of that run.
+    pub(crate) fn rules_to_save(
+        &self,
+        followed: Followed,
+        in_force: Option<RulesInPlace>,
+    ) -> Vec<SavedRules> {
+        self.rules.to_save(followed, in_force)
     }
 
     /// Forgets the ports of an earlier run that have not come back: all ports were opened. Their pods are gone.
@@ -140,7 +175,7 @@ impl Cache {
 
     /// A number that grows whenever a snapshot would differ.
     pub(crate) fn version(&self) -> u64 {
-        self.version + self.earlier.version()
+        self.version + self.earlier.version() + self.rules.version()
     }
 
     /// The next part of a snapshot: the names of all addresses of one port, then those of ports that are not there.

@@ -1,4 +1,4 @@
-//! The state that an earlier run of the agent has left: the rules and the entries of its snapshot.
+//! The entries that an earlier run of the agent has left in its snapshot.
 //!
 //! An entry of the snapshot is in one place: with its port while the pod is there, else here. It stays here until the
 //! flows of the earlier run have been adopted, so that a snapshot has it as well: this run may end before.
@@ -14,17 +14,14 @@ use crate::{
     Timestamp,
     cache::{
         entries::{Entries, names::Term},
-        snapshot::{Saved, SavedEntry, SavedRules, Snapshot},
+        snapshot::{SavedEntry, Snapshot},
     },
-    policy::plan::RuleInPlace,
     values::{ids::PortId, name::DomainName},
 };
 
-/// The state of an earlier run.
+/// The entries of an earlier run.
 #[derive(Debug, Default)]
 pub(super) struct EarlierRun {
-    /// The rules of its namespaces, sorted.
-    rules: BTreeMap<Arc<str>, Arc<[RuleInPlace]>>,
     /// The entries of the ports that have not come yet, or have gone since, by logical port.
     awaited: BTreeMap<Arc<str>, Vec<SavedEntry>>,
     /// The number of their names. An address without a name counts as one.
@@ -57,35 +54,10 @@ fn size(entry: &SavedEntry) -> usize {
 }
 
 impl EarlierRun {
-    /// Takes over a snapshot.
-    pub(super) fn load(&mut self, saved: Saved, now: Timestamp) {
+    /// Takes over the entries of a snapshot.
+    pub(super) fn load(&mut self, entries: Vec<SavedEntry>, now: Timestamp) {
         self.loaded_at = now;
-        let rules = saved.rules.into_iter();
-        let rules = rules.map(
-            |SavedRules {
-                 namespace,
-                 mut rules,
-             }| {
-                rules.sort_unstable();
-                (namespace, rules.into())
-            },
-        );
-        self.rules = rules.collect();
-        self.keep(saved.entries, usize::MAX);
-    }
-
-    /// The rules of a namespace, sorted, until all flows have been adopted; `None` if the snapshot does not have the namespace.
-    pub(super) fn rules(&self, namespace: &str) -> Option<Arc<[RuleInPlace]>> {
-        self.rules.get(namespace).cloned()
-    }
-
-    /// The rules, as the next snapshot has them until all flows have been adopted.
-    pub(super) fn saved_rules(&self) -> Vec<SavedRules> {
-        let rules = self.rules.iter().map(|(namespace, rules)| SavedRules {
-            namespace: Arc::clone(namespace),
-            rules: rules.to_vec(),
-        });
-        rules.collect()
+        self.keep(entries, usize::MAX);
     }
 
     /// A port has come. Returns the answers to its pod: address, name and term.
@@ -116,10 +88,9 @@ impl EarlierRun {
         names.collect()
     }
 
-    /// Whether there is a snapshot with rules, and it has no pod under the name of a port that has come.
+    /// Whether the snapshot has no pod under the name of a port that has come.
     pub(super) fn lacks_pod_of(&self, port: PortId) -> bool {
-        let came = self.came.get(&port);
-        !self.rules.is_empty() && came.is_some_and(|came| !came.is_saved)
+        self.came.get(&port).is_some_and(|came| !came.is_saved)
     }
 
     /// A port is gone, with these entries. During a start, its pod may come back, as when its interface is made anew. Of
@@ -156,7 +127,6 @@ impl EarlierRun {
     pub(super) fn adopted_all(&mut self) {
         self.forget_awaited();
         self.is_adopted = true;
-        self.rules.clear();
     }
 
     /// Whether all flows have been adopted, or are being removed.

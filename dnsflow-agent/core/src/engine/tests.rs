@@ -9,6 +9,7 @@ mod comparison;
 mod crashes;
 mod denied;
 mod dry_run;
+mod earlier_dump;
 mod edits;
 mod expiry;
 mod explain;

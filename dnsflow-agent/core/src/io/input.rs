@@ -369,10 +369,12 @@ pub enum Input {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum FlowQuestion {
     /// Which flows of dnsflow are there? [`FlowReply::Flows`] answers.
-    Dump,
-    /// How long has the switch had each of its ports? [`FlowReply::Ports`] answers, before the answer to a question that
-    /// is asked later.
-    Ports,
+    Dump {
+        /// It comes back with the answers: one of before may still be on its way.
+        number: u32,
+        /// Whether [`FlowReply::Ports`] is to answer as well. The switch looks at its ports before it looks at flows.
+        with_ports: bool,
+    },
     /// Which flows have these cookies, in any table? [`FlowReply::Found`] answers. The cookies are
     /// OVN's, whose upper half is zero.
     Find(Vec<u32>),
@@ -387,13 +389,20 @@ pub enum FlowQuestion {
 pub enum FlowReply {
     /// Flows of dnsflow, as many as came in one message.
     Flows {
+        /// The number of the dump.
+        number: u32,
         /// Some of them.
         flows: Vec<InstalledFlow>,
         /// Whether others follow.
         more: bool,
     },
     /// All ports of the switch.
-    Ports(Vec<SwitchPort>),
+    Ports {
+        /// The number of the dump.
+        number: u32,
+        /// The ports.
+        ports: Vec<SwitchPort>,
+    },
     /// The flows with the cookies asked for, in their order, each once.
     Found(Vec<FoundFlow>),
     /// The counters of the flows with the cookies asked for, or with those of a [`Command::Apply`]. In

@@ -48,9 +48,10 @@ pub(super) struct Comparison {
     pub(super) found: BTreeMap<(PortId, IpAddr), FoundFlows>,
     /// How many these are.
     pub(super) found_count: usize,
-    /// Until flows have been adopted: how long the switch has had each of its ports, by interface. It has said so before
-    /// the dump.
+    /// Until flows have been adopted: how long the switch has had each of its ports, by interface.
     pub(super) ports: HashMap<Arc<str>, Duration>,
+    /// The numbers whose flows were there before their ports: another pod's.
+    pub(super) older_groups: HashSet<(PortId, u32)>,
     /// The marks of an earlier run that no entry has.
     pub(super) marks: Vec<(PortId, MarkFound)>,
     /// Batches that the switch had not confirmed when the current dump began, and those that had waited then: the dump,
@@ -60,6 +61,8 @@ pub(super) struct Comparison {
     pub(super) at: Option<Timestamp>,
     /// Whether flows have stayed behind the last one until marks replace them.
     pub(super) some_stay: bool,
+    /// Whether the last one has not looked at all flows.
+    pub(super) leaves_some: bool,
     /// Whether one has ended since the last call of [`Switch::settled`] that gave anything.
     pub(super) has_ended: bool,
 }
@@ -110,6 +113,12 @@ impl RefusedBatches {
     pub(super) fn contain(&self, batch: BatchId) -> bool {
         let is_left_out = Some(batch) <= self.left_out.max(self.left_out_in_dump);
         is_left_out || self.in_dump.contains_key(&batch) || self.since.contains_key(&batch)
+    }
+
+    /// Whether there are none.
+    pub(super) fn are_none(&self) -> bool {
+        let left_out = self.left_out.max(self.left_out_in_dump);
+        self.in_dump.is_empty() && self.since.is_empty() && left_out.is_none()
     }
 
     /// How many are remembered.
@@ -304,6 +313,7 @@ impl Switch {
         comparison.found.clear();
         comparison.found_count = 0;
         comparison.ports.clear();
+        comparison.older_groups.clear();
         comparison.marks.clear();
         let openings = self.openings.iter();
         let of_turn = openings.filter_map(|openings| openings.batch.id());
@@ -319,10 +329,15 @@ impl Switch {
     }
 
     fn ask_for_dump(&self, out: &mut Output) {
-        if !self.adopted {
-            out.command(Command::Ask(FlowQuestion::Ports));
-        }
-        out.command(Command::Ask(FlowQuestion::Dump));
+        out.command(Command::Ask(FlowQuestion::Dump {
+            number: self.comparison.number,
+            with_ports: !self.adopted,
+        }));
+    }
+
+    /// Whether the comparison under way has this number.
+    pub(crate) fn is_comparison(&self, number: u32) -> bool {
+        self.comparison.since.is_some() && self.comparison.number == number
     }
 
     /// The switch has told of its ports.
@@ -414,6 +429,14 @@ impl Switch {
                     .found(sentinel, flow.cookie, flow.hard_timeout_s);
                 continue;
             }
+            if !self.adopted
+                && let Ends::Group { mark, .. } = flow.key.matches.ends
+                && let Some(port) = access.port_of(&flow.key)
+                && !access.is_younger(&flow, port, &self.comparison.ports)
+            {
+                let number = mark.value();
+                self.comparison.older_groups.insert((port, number));
+            }
             let holder = access.holder_of(&flow.key);
             let flows = holder.and_then(|holder| access.flows(holder));
             if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now)) {
@@ -485,7 +508,8 @@ impl Switch {
             adopted += access.adopt(&mut unknown, &ages, number, &mut batch);
         }
         // There are some in the first comparison alone.
-        let of_marks = access.adopt_marks(marks, &unknown, number, &mut batch);
+        let older = std::mem::take(&mut self.comparison.older_groups);
+        let of_marks = access.adopt_marks(marks, (&unknown, &older), number, &mut batch);
         adopted += of_marks.adopted;
         let (removed_marks, any_mark_stays) = (of_marks.removed, of_marks.any_stays);
         out.counters.marks_removed += removed_marks as u64;
@@ -525,6 +549,10 @@ impl Switch {
         }
         let (added, missing) = self.find_lost(access, since);
         let removed = unknown.len();
+        self.comparison.leaves_some = !are_all_found;
+        if removed > 0 {
+            self.milestone = None;
+        }
         access.counters_read(since);
         // In one batch with the flows that replace them.
         let mut restored = HashSet::new();

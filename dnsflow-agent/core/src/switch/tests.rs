@@ -240,8 +240,11 @@ fn each_deadline_says_why() {
     assert_eq!(setup.switch.deadline(false), Some(count));
     assert!(setup.switch.is_comparison_due(NOW));
     setup.switch.start_comparison(false, &mut setup.out);
-    let asked = [FlowQuestion::Ports, FlowQuestion::Dump].map(Command::Ask);
-    assert_eq!(setup.out.commands, asked);
+    let dump = FlowQuestion::Dump {
+        number: 1,
+        with_ports: true,
+    };
+    assert_eq!(setup.out.commands, [Command::Ask(dump)]);
     assert_eq!(setup.switch.deadline(true), Some(count));
     setup.switch.disconnected();
     assert_eq!(setup.switch.deadline(true), None);

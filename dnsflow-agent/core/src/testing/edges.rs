@@ -134,6 +134,11 @@ impl Node {
             if commands.is_empty() {
                 return;
             }
+            for command in &commands {
+                if let Command::Ask(FlowQuestion::Dump { number, .. }) = command {
+                    self.dump = *number;
+                }
+            }
             if let Some(waiting) = &mut self.waiting {
                 waiting.extend(commands);
                 return;
@@ -267,20 +272,18 @@ impl Node {
                 }
                 Some(self.marks(Some(Vec::new()), false))
             }
-            Command::Ask(FlowQuestion::Dump) if self.switch_answers => {
+            Command::Ask(FlowQuestion::Dump { number, with_ports }) if self.switch_answers => {
+                if with_ports {
+                    let ports = self.ports();
+                    let ports = Input::Reply(FlowReply::Ports { number, ports });
+                    self.engine.handle(ports, self.now);
+                }
                 // As the switch does: some at a time, and the last may bring none.
                 for flows in self.dump().chunks(2) {
-                    self.engine.handle(shown(flows.to_vec(), true), self.now);
+                    let shown = shown(number, flows.to_vec(), true);
+                    self.engine.handle(shown, self.now);
                 }
-                Some(shown(Vec::new(), false))
-            }
-            Command::Ask(FlowQuestion::Ports) if self.switch_answers => {
-                let ports = self.switch_ports.values();
-                let ports = ports.map(|(name, _, since)| SwitchPort {
-                    name: name.clone(),
-                    age: self.now.since(*since),
-                });
-                Some(Input::Reply(FlowReply::Ports(ports.collect())))
+                Some(shown(number, Vec::new(), false))
             }
             Command::Ask(FlowQuestion::Count(cookies)) => Some(self.counted(None, &cookies)),
             Command::Ask(FlowQuestion::Find(cookies)) => {
@@ -362,7 +365,7 @@ impl Node {
             Command::FindDropping(paths) => Some(Input::Dropping(self.dropping(&paths))),
             Command::Release(_)
             | Command::Apply { .. }
-            | Command::Ask(FlowQuestion::Dump | FlowQuestion::Ports)
+            | Command::Ask(FlowQuestion::Dump { .. })
             | Command::Attachment(_)
             | Command::TrustResolvers(_)
             | Command::MonitorTables(_) => None,
@@ -448,6 +451,21 @@ impl Node {
         }
     }
 
+    /// The last dump that was asked for shows these flows.
+    pub fn dump_shows(&mut self, flows: Vec<InstalledFlow>, more: bool) {
+        self.give(shown(self.dump, flows, more));
+    }
+
+    /// The ports of the switch.
+    fn ports(&self) -> Vec<SwitchPort> {
+        let ports = self.switch_ports.values();
+        let ports = ports.map(|(name, _, since)| SwitchPort {
+            name: name.clone(),
+            age: self.now.since(*since),
+        });
+        ports.collect()
+    }
+
     /// How long the switch has had a flow.
     pub fn age_of(&self, key: &FlowKey) -> Duration {
         let written = self.written.get(key).copied().unwrap_or(self.now);
@@ -481,7 +499,11 @@ impl Node {
     }
 }
 
-/// A part of a dump.
-fn shown(flows: Vec<InstalledFlow>, more: bool) -> Input {
-    Input::Reply(FlowReply::Flows { flows, more })
+/// A part of the dump with this number.
+pub(crate) fn shown(number: u32, flows: Vec<InstalledFlow>, more: bool) -> Input {
+    Input::Reply(FlowReply::Flows {
+        number,
+        flows,
+        more,
+    })
 }

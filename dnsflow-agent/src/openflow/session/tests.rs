@@ -81,6 +81,14 @@ fn failed(batch: u64, index: usize, text: &str) -> Event {
     }
 }
 
+const PLAIN: FlowQuestion = FlowQuestion::Dump {
+    number: 1,
+    with_ports: false,
+};
+const WITH_PORTS: FlowQuestion = FlowQuestion::Dump {
+    number: 2,
+    with_ports: true,
+};
 const MOD: u8 = wire::OFPT_FLOW_MOD;
 const ADD: u8 = wire::OFPT_BUNDLE_ADD_MESSAGE;
 const CONTROL: u8 = wire::OFPT_BUNDLE_CONTROL;
@@ -90,7 +98,7 @@ const BARRIER: u8 = wire::OFPT_BARRIER_REQUEST;
 fn it_greets_first_and_takes_nothing_before_the_answer() {
     let mut session = Session::new(START);
     session.apply(BatchId(1), false, adds(1), Vec::new());
-    session.ask(FlowQuestion::Dump);
+    session.ask(PLAIN);
     let mut output = BytesMut::new();
     session.transmit(&mut output);
     assert_eq!(
@@ -199,7 +207,7 @@ fn what_follows_an_atomic_batch_waits_for_its_decision() {
     sent(&mut session);
     session.apply(BatchId(2), false, adds(1), Vec::new());
     session.apply(BatchId(3), true, adds(2), Vec::new());
-    session.ask(FlowQuestion::Dump);
+    session.ask(PLAIN);
     assert_eq!(sent(&mut session), []);
     barrier_reply(&mut session, 4);
     assert_eq!(
@@ -351,15 +359,16 @@ fn ports_are_asked_for_and_read_as_the_switch_means_it() {
     ];
     for (recording, ages_ms) in recordings {
         let mut session = up();
-        // One that is asked for meanwhile is the same.
-        for _ in 0..2 {
-            session.ask(FlowQuestion::Ports);
-        }
+        session.ask(WITH_PORTS);
         let mut output = BytesMut::new();
         session.transmit(&mut output);
+        // Before the question for the flows.
+        let recorded = fixtures::sent_by(From::Client, recording).concat();
+        let asked = output.split_to(recorded.len());
+        assert_eq!(asked, recorded[..]);
         assert_eq!(
-            output,
-            fixtures::sent_by(From::Client, recording).concat()[..]
+            Message::split(&mut output).unwrap().unwrap().kind,
+            wire::OFPT_MULTIPART_REQUEST
         );
         for reply in fixtures::sent_by(From::Switch, recording) {
             assert_eq!(events(&mut session), []);
@@ -370,10 +379,11 @@ fn ports_are_asked_for_and_read_as_the_switch_means_it() {
             name: name.into(),
             age: Duration::from_millis(age_ms),
         });
-        let reply = Event::Reply(FlowReply::Ports(ports.collect()));
+        let reply = Event::Reply(FlowReply::Ports {
+            number: 2,
+            ports: ports.collect(),
+        });
         assert_eq!(events(&mut session), [reply]);
-        session.ask(FlowQuestion::Ports);
-        assert_eq!(sent(&mut session).len(), 2, "again");
     }
 }
 
@@ -385,7 +395,7 @@ fn ports_of_which_names_or_ages_are_refused_are_not_told() {
     };
     for names_are_refused in [true, false] {
         let mut session = up();
-        session.ask(FlowQuestion::Ports);
+        session.ask(WITH_PORTS);
         if names_are_refused {
             table_full(&mut session, 2);
             session.receive(ages, START).unwrap();
@@ -397,7 +407,7 @@ fn ports_of_which_names_or_ages_are_refused_are_not_told() {
             panic!("no refusal");
         };
         assert_eq!(*request, PORTS);
-        assert_eq!(session.requests.len(), 0);
+        assert_eq!(session.requests.len(), 1, "that for the flows");
     }
 }
 
@@ -405,7 +415,7 @@ fn ports_of_which_names_or_ages_are_refused_are_not_told() {
 fn a_dump_asked_for_during_a_dump_is_made_after_it() {
     let mut session = up();
     for _ in 0..3 {
-        session.ask(FlowQuestion::Dump);
+        session.ask(PLAIN);
     }
     let request = wire::OFPT_MULTIPART_REQUEST;
     assert_eq!(sent(&mut session), [(request, 2)]);
@@ -414,6 +424,7 @@ fn a_dump_asked_for_during_a_dump_is_made_after_it() {
     session.receive(&part, START).unwrap();
     let flows = |more| {
         Event::Reply(FlowReply::Flows {
+            number: 1,
             flows: Vec::new(),
             more,
         })
@@ -432,7 +443,7 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_shards() {
         v6: 1,
         groups: 0,
     };
-    session.ask(FlowQuestion::Dump);
+    session.ask(PLAIN);
     let request = wire::OFPT_MULTIPART_REQUEST;
     for (xid, more) in [(2, true), (3, false)] {
         assert_eq!(sent(&mut session), [(request, xid)]);
@@ -441,12 +452,16 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_shards() {
         let flows = Vec::new();
         assert_eq!(
             events(&mut session),
-            [Event::Reply(FlowReply::Flows { flows, more })]
+            [Event::Reply(FlowReply::Flows {
+                number: 1,
+                flows,
+                more
+            })]
         );
         assert_eq!(sent(&mut session), [], "the switch has other things to do");
         session.handle_timeout(START + SHARD_PAUSE).unwrap();
     }
-    session.ask(FlowQuestion::Dump);
+    session.ask(PLAIN);
     assert_eq!(sent(&mut session), [(request, 4)]);
     let last = message(wire::OFPT_MULTIPART_REPLY, 4, &[0, 1, 0, 0, 0, 0, 0, 0]);
     session.receive(&last, START).unwrap();
@@ -457,7 +472,7 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_shards() {
 fn a_dump_of_which_a_part_is_refused_is_over() {
     let mut session = up();
     session.shown.v4 = 4 * shards::SHARD_FLOWS;
-    session.ask(FlowQuestion::Dump);
+    session.ask(PLAIN);
     let error = message(wire::OFPT_ERROR, 2, &[0, 1, 0, 2]);
     session.receive(&error, START).unwrap();
     assert!(matches!(
@@ -465,14 +480,14 @@ fn a_dump_of_which_a_part_is_refused_is_over() {
         [Event::Refused { request: DUMP, .. }]
     ));
     sent(&mut session);
-    session.ask(FlowQuestion::Dump);
+    session.ask(PLAIN);
     assert_eq!(sent(&mut session), [(wire::OFPT_MULTIPART_REQUEST, 3)]);
 }
 
 #[test]
 fn a_question_that_is_refused_says_so() {
     let mut session = up();
-    session.ask(FlowQuestion::Dump);
+    session.ask(PLAIN);
     let error = message(wire::OFPT_ERROR, 2, &[0, 1, 0, 2]);
     session.receive(&error, START).unwrap();
     let refused = Event::Refused {
@@ -542,7 +557,7 @@ proptest! {
     #[test]
     fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let mut session = up();
-        session.ask(FlowQuestion::Dump);
+        session.ask(PLAIN);
         session.ask(FlowQuestion::Find(vec![1]));
         let _ = session.receive(&bytes, START);
     }
@@ -572,7 +587,7 @@ proptest! {
             }
         }
         let mut session = up();
-        session.ask(FlowQuestion::Ports);
+        session.ask(WITH_PORTS);
         session.apply(BatchId(1), true, adds(2), Vec::new());
         // Whatever xid the recording has, something is waiting for it.
         session.ask(FlowQuestion::Find((0..40).collect()));

@@ -78,16 +78,10 @@ fn what_is_opened_again_while_the_dump_comes_stays() {
     }));
     assert_eq!(node.destinations().len(), 0);
     // The dump was faster than the removal.
-    node.give(Input::Reply(FlowReply::Flows {
-        flows: shown,
-        more: true,
-    }));
+    node.dump_shows(shown, true);
     node.set_firewall(&rules);
     assert_eq!(node.destinations().len(), 1);
-    node.give(Input::Reply(FlowReply::Flows {
-        flows: Vec::new(),
-        more: false,
-    }));
+    node.dump_shows(Vec::new(), false);
     assert_eq!(node.destinations().len(), 1);
 }
 

@@ -1,5 +1,7 @@
 //! What a restarted agent takes over.
 
+mod ages;
+mod followed;
 mod twin;
 
 use std::collections::VecDeque;
@@ -56,6 +58,27 @@ fn started_with(before: &mut Node, saved: Saved, config: Config) -> Node {
     node.keep_flows_s = before.keep_flows_s;
     node.marks = std::mem::take(&mut before.marks);
     node
+}
+
+/// The next agent, with the whole snapshot of the last one.
+pub(super) fn next(before: &mut Node, saved: Saved, way: Option<u32>, rules: &[Rule]) -> Node {
+    let node = started_with(before, saved, edits::config(way));
+    read_all(node, before, rules)
+}
+
+/// Connections use all that is open.
+pub(super) fn use_for(node: &mut Node, time: Duration) {
+    let end = node.now + time;
+    while node.now < end {
+        for (_, packets) in node.switch.values_mut() {
+            *packets += 1;
+        }
+        let now = node.now;
+        for (_, _, used_at) in node.marks.values_mut() {
+            *used_at = Some(now);
+        }
+        node.pass(Duration::from_secs(10));
+    }
 }
 
 /// A snapshot without rules.

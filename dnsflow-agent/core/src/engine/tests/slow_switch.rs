@@ -125,11 +125,8 @@ fn a_dump_that_began_before_an_edit_ends_no_former_mark() {
             while node.carry_out_next() {}
             assert!(is_open_at_all(&node, ADDRESS));
         }
-        node.give(Input::Reply(FlowReply::Flows { flows, more: true }));
-        node.give(Input::Reply(FlowReply::Flows {
-            flows: Vec::new(),
-            more: false,
-        }));
+        node.dump_shows(flows, true);
+        node.dump_shows(Vec::new(), false);
         for step in 0..30 {
             while node.carry_out_next() {}
             assert!(

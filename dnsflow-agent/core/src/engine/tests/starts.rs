@@ -9,7 +9,7 @@ use super::{
     *,
 };
 use crate::values::{
-    flow::{Ends, InstalledFlow},
+    flow::Ends,
     limits::{CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, UNKNOWN_MAX},
 };
 
@@ -34,7 +34,7 @@ pub(super) fn is_open_at_all(node: &Node, address: [u8; 4]) -> bool {
 }
 
 pub(super) fn is_dump(command: &Command) -> bool {
-    matches!(command, Command::Ask(FlowQuestion::Dump))
+    matches!(command, Command::Ask(FlowQuestion::Dump { .. }))
 }
 
 /// Carries out what comes before the first dump.
@@ -50,7 +50,7 @@ pub(super) fn edit(node: &mut Node, rules: &[Rule]) {
 }
 
 /// A pod that is gone has left so many flows of no rule. A dump shows them before the flows of rules, or behind.
-fn leave_flows(node: &mut Node, count: usize, come_first: bool) {
+pub(super) fn leave_flows(node: &mut Node, count: usize, come_first: bool) {
     let key = node.of_rules().next().cloned().expect("a flow");
     for other in 0..count as u32 {
         let mut key = key.clone();
@@ -146,18 +146,14 @@ fn what_an_edit_closes_while_the_first_dump_comes_is_closed_behind_it() {
         node.pass(Duration::ZERO);
         assert!(node.log.iter().any(is_dump));
         node.switch_answers = true;
-        let shown = |flows: &[InstalledFlow], more| {
-            let flows = flows.to_vec();
-            Input::Reply(FlowReply::Flows { flows, more })
-        };
         if is_shown {
-            node.give(shown(&flows, true));
+            node.dump_shows(flows, true);
             edit(&mut node, &[deny_all()]);
         } else {
             edit(&mut node, &[deny_all()]);
-            node.give(shown(&flows, true));
+            node.dump_shows(flows, true);
         }
-        node.give(shown(&[], false));
+        node.dump_shows(Vec::new(), false);
         node.pass(COMPARE_INTERVAL / 2);
         assert!(!is_open_at_all(&node, ADDRESS), "shown before: {is_shown}");
     }

@@ -224,7 +224,7 @@ fn flows_that_wait_to_be_removed_are_no_difference_to_a_comparison() {
         assert!(node.carry_out_next());
     }
     assert_eq!(node.switch.len(), MANY - 4 * CHANGES_UNDER_WAY_MAX);
-    node.give(Input::Reply(FlowReply::Flows { flows, more: false }));
+    node.dump_shows(flows, false);
     carry_out_all(&mut node);
     assert_eq!(node.switch.len(), 0);
     assert!(!node.reports.iter().any(is_difference));
@@ -255,7 +255,7 @@ fn begin_dump(node: &mut Node) -> Vec<InstalledFlow> {
     node.engine.switch.read_counters(node.now);
     node.pass(Duration::ZERO);
     let waiting = node.waiting.as_mut().expect("commands wait");
-    waiting.retain(|command| !matches!(command, Command::Ask(FlowQuestion::Dump)));
+    waiting.retain(|command| !matches!(command, Command::Ask(FlowQuestion::Dump { .. })));
     node.installed()
 }
 
@@ -267,7 +267,7 @@ fn is_difference(report: &Report) -> bool {
 pub(super) fn compare(node: &mut Node) {
     node.engine.switch.read_counters(node.now);
     node.pass(Duration::ZERO);
-    let is_dump = |command: &Command| matches!(command, Command::Ask(FlowQuestion::Dump));
+    let is_dump = |command: &Command| matches!(command, Command::Ask(FlowQuestion::Dump { .. }));
     carry_out_first(node, is_dump);
 }
 

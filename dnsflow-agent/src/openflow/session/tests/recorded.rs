@@ -77,7 +77,7 @@ fn a_refused_bundle() {
             ];
             session.apply(BatchId(2), true, changes, Vec::new());
         }
-        _ => session.ask(FlowQuestion::Dump),
+        _ => session.ask(PLAIN),
     };
     let text = "OFPET_BAD_ACTION (OFPBAC_BAD_TYPE)";
     assert_eq!(
@@ -87,6 +87,7 @@ fn a_refused_bundle() {
             ok(1),
             failed(2, 3, text),
             Event::Reply(FlowReply::Flows {
+                number: 1,
                 flows: vec![installed(key(46, 1))],
                 more: false
             })
@@ -103,7 +104,7 @@ fn a_bundle_that_fails_when_it_is_committed() {
             vec![add(key(46, 1)), add(key(46, 2))],
             Vec::new(),
         ),
-        _ => session.ask(FlowQuestion::Dump),
+        _ => session.ask(PLAIN),
     };
     assert_eq!(
         replay(fixtures::BUNDLE_COMMIT_FAILS, usize::MAX, act),
@@ -111,6 +112,7 @@ fn a_bundle_that_fails_when_it_is_committed() {
             Event::Up,
             failed(1, 1, TABLE_FULL),
             Event::Reply(FlowReply::Flows {
+                number: 1,
                 flows: Vec::new(),
                 more: false
             })
@@ -138,7 +140,7 @@ fn the_flow_monitor() {
                 Vec::new(),
             ),
             4 => session.apply(BatchId(4), false, vec![delete(key(46, 1))], Vec::new()),
-            5 | 6 | 9 => session.ask(FlowQuestion::Dump),
+            5 | 6 | 9 => session.ask(PLAIN),
             7 => session.monitor_tables(BTreeSet::from([47])),
             8 => session.apply(BatchId(5), false, vec![add(key(47, 9))], Vec::new()),
             other => panic!("act {other}"),

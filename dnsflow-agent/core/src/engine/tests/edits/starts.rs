@@ -43,7 +43,7 @@ fn answered_during_the_first_comparison(behind_the_reading: bool) {
     if behind_the_reading {
         after.waiting.as_mut().expect("set").push_back(next);
         while !next_is(&after, |command| {
-            matches!(command, Command::Ask(FlowQuestion::Dump))
+            matches!(command, Command::Ask(FlowQuestion::Dump { .. }))
         }) {
             assert!(after.carry_out_next());
         }

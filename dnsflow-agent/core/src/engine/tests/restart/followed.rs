@@ -1,0 +1,135 @@
+//! A start knows by the snapshot's rules by which rule a flow was written. They are those that the switch has followed.
+
+use std::collections::VecDeque;
+
+use super::{
+    super::{
+        edits::{aged, node},
+        starts::{edit, is_open_at_all, leave_flows},
+    },
+    *,
+};
+use crate::{testing::shown, values::limits::UNKNOWN_MAX};
+
+/// The rule of 600 open addresses is replaced by one of another name while no agent runs: its flows are the same. The time
+/// of the names is over (or the last snapshot has not their names). The next agent begins to remove the flows, in parts, and
+/// ends before the switch has confirmed all of them.
+fn left_to_another_rule(with_names: bool, ends_early: bool) -> usize {
+    let former = [allow("old.test"), deny_all()];
+    let rules = [allow("new.test"), deny_all()];
+    let mut before = Node::with(&former);
+    for name in 0..3 {
+        let text = format!("n{name}.old.test");
+        before.answer("p1", &text, &addresses(name * 200, 200), 60);
+    }
+    before.pass(Duration::from_secs(30));
+    assert_eq!(before.destinations().len(), 600);
+    let mut saved = before.engine.saved(before.now);
+    if !with_names {
+        saved.entries.clear();
+    }
+    let away = Duration::from_secs(120);
+    before.now = before.now + away;
+    saved.entries = aged(saved.entries, away);
+    if ends_early {
+        let node = started_with(&mut before, saved, Config::default());
+        let mut node = read_but_southbound(node, &before, &rules);
+        node.waiting = Some(VecDeque::new());
+        node.give(Input::Sb(southbound(&node, &rules)));
+        carry_out_until_dump(&mut node);
+        assert!(node.carry_out_next());
+        assert!(node.engine.switch.is_compared());
+        // One part is removed.
+        assert!(node.carry_out_next());
+        saved = node.engine.saved(node.now);
+        node.waiting = None;
+        before = node;
+    }
+    let mut node = next(&mut before, saved, None, &rules);
+    use_for(&mut node, Duration::from_secs(600));
+    node.destinations().len()
+}
+
+#[test]
+fn what_a_start_has_not_removed_yet_is_not_left_to_the_rule_that_has_come_since() {
+    let mut open = Vec::new();
+    for with_names in [false, true] {
+        for ends_early in [false, true] {
+            let left = left_to_another_rule(with_names, ends_early);
+            open.extend((left > 0).then_some((with_names, ends_early, left)));
+        }
+    }
+    assert_eq!(open, []);
+}
+
+/// An edit while the switch is away, or does not answer. The time of the name ends meanwhile, and then the agent.
+#[test]
+fn what_an_edit_closes_is_not_left_to_the_rule_in_its_place_by_a_restart_before_the_switch_follows()
+{
+    let mut open = Vec::new();
+    for way in WAYS {
+        for is_away in [false, true] {
+            let former = [allow("old.test"), deny_all()];
+            let rules = [allow("new.test"), deny_all()];
+            let mut before = node(way, &former);
+            before.answer("p1", "www.old.test", &[ADDRESS], 60);
+            before.pass(Duration::from_secs(30));
+            assert!(is_open_at_all(&before, ADDRESS));
+            before.waiting = Some(VecDeque::new());
+            if is_away {
+                before.give(Input::SwitchDown);
+            }
+            edit(&mut before, &rules);
+            before.pass(Duration::from_secs(60));
+            let saved = before.engine.saved(before.now);
+            before.waiting = None;
+            let mut node = next(&mut before, saved, way, &rules);
+            use_for(&mut node, Duration::from_secs(600));
+            open.extend(is_open_at_all(&node, ADDRESS).then_some((way, is_away)));
+        }
+    }
+    assert_eq!(open, []);
+}
+
+/// The first comparison does not look at all flows, so that the second one adopts, too. An edit closes an adopted address
+/// while the second dump is on its way: the dump has shown the flow before the switch has removed it.
+#[test]
+fn a_flow_that_an_edit_removes_while_a_further_dump_comes_is_not_adopted_again() {
+    for others in [1, UNKNOWN_MAX] {
+        let former = [allow("old.test"), deny_all()];
+        let rules = [allow("new.test"), deny_all()];
+        let mut before = Node::with(&former);
+        before.answer("p1", "www.old.test", &[ADDRESS], 600);
+        before.pass(Duration::from_secs(30));
+        leave_flows(&mut before, others, false);
+        let node = started_with(&mut before, Saved::default(), Config::default());
+        let mut node = read_but_southbound(node, &before, &former);
+        node.waiting = Some(VecDeque::new());
+        node.give(Input::Sb(southbound(&node, &former)));
+        carry_out_until_dump(&mut node);
+        assert!(node.carry_out_next());
+        assert!(node.engine.switch.is_compared());
+        assert!(is_open_at_all(&node, ADDRESS));
+        let is_dump =
+            |command: &Command| matches!(command, Command::Ask(FlowQuestion::Dump { .. }));
+        for _ in 0..60 {
+            if node.waiting.iter().flatten().any(is_dump) {
+                break;
+            }
+            node.pass(Duration::from_secs(1));
+        }
+        // The second dump is asked for.
+        carry_out_until_dump(&mut node);
+        let waiting = node.waiting.as_mut().expect("commands wait");
+        waiting.pop_front();
+        let dump = node.dump;
+        let flows = node.installed();
+        edit(&mut node, &rules);
+        while node.carry_out_next() {}
+        assert!(!is_open_at_all(&node, ADDRESS), "closed by the edit");
+        node.waiting = None;
+        node.give(shown(dump, flows, false));
+        use_for(&mut node, Duration::from_secs(60));
+        assert!(!is_open_at_all(&node, ADDRESS), "{others}");
+    }
+}
