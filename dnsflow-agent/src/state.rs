@@ -69,8 +69,12 @@ struct Head {
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
-    /// The rules in force in a namespace: name, pattern, action and priority.
-    Rules(String, Vec<(String, NamePattern, RuleAction, u16)>),
+    /// The rules in force in a namespace (name, pattern, action and priority), and whether there were others.
+    Rules(
+        String,
+        Vec<(String, NamePattern, RuleAction, u16)>,
+        #[serde(default, skip_serializing_if = "is_false")] bool,
+    ),
     /// The next name in presentation format. Names have the numbers 0, 1, and so on.
     Name(String),
     /// The next name in wire format, as hexadecimal digits: one whose presentation format has escapes.
@@ -215,11 +219,19 @@ impl Writing {
     }
 
     fn rules(&mut self, rules: &SavedRules) -> io::Result<()> {
-        let SavedRules { namespace, rules } = rules;
+        let SavedRules {
+            namespace,
+            rules,
+            is_partial,
+        } = rules;
         let rules = rules.iter().map(|((name, pattern, action), priority)| {
             (name.to_string(), *pattern, *action, *priority)
         });
-        self.line(&Line::Rules(namespace.to_string(), rules.collect()))
+        self.line(&Line::Rules(
+            namespace.to_string(),
+            rules.collect(),
+            *is_partial,
+        ))
     }
 
     fn entry(&mut self, entry: &SavedEntry) -> io::Result<()> {
@@ -391,13 +403,14 @@ impl Reading {
             return Err("there is something behind the end".into());
         }
         match line {
-            Line::Rules(namespace, rules) => {
+            Line::Rules(namespace, rules, is_partial) => {
                 let rules = rules.into_iter().map(|(name, pattern, action, priority)| {
                     Ok(((name_of(&name)?, pattern, action), priority))
                 });
                 self.rules.push(SavedRules {
                     namespace: namespace.into(),
                     rules: rules.collect::<Result<_, String>>()?,
+                    is_partial,
                 });
             }
             Line::Name(text) => self.names.push(name_of(&text)?),

@@ -19,6 +19,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use dnsflow_core::values::flow::FlowKey;
 use dnsflow_tests::{
+    account::Account,
     agent::{self, Agent},
     firewall::RuleSpec,
     lab::{Datapath, Lab},
@@ -219,12 +220,25 @@ impl<'a> Stage<'a> {
         Ok(agent)
     }
 
+    /// The agent's account once it has told of so many openings, or tells of no more. It may have many records to read.
+    fn account_of(&self, expected: u64) -> Result<Account> {
+        let mut told = None;
+        loop {
+            thread::sleep(METRICS_AGE);
+            let account = self.lab.account()?;
+            if account.opening >= expected || told.replace(account.opening) == Some(account.opening)
+            {
+                return Ok(account);
+            }
+        }
+    }
+
     /// Ends an agent that was to open `opened` addresses, beside those of its warm-up. Fails if the agent's own account
     /// names another number, answers that were not held although the mode is to hold, or a limit that took part:
     /// then the row would be of something else than it says. The short form only reads the account.
     pub(crate) fn end(&self, agent: Agent, mode: Mode, opened: u32) -> Result<()> {
-        thread::sleep(METRICS_AGE);
-        let account = self.lab.account()?;
+        let expected = u64::from(opened + WARM_UP);
+        let account = self.account_of(expected)?;
         ensure!(agent.terminate()?.success(), "the agent has failed");
         if self.short {
             // Nobody looks at the values of the short form, and other work may keep the agent from the processor.
@@ -236,7 +250,6 @@ impl<'a> Stage<'a> {
             "a limit took part: {}",
             losses.join(", ")
         );
-        let expected = u64::from(opened + WARM_UP);
         ensure!(
             account.opening == expected,
             "{} of {expected} answers opened an address",

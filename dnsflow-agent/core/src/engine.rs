@@ -353,6 +353,9 @@ impl Engine {
             Input::Reply(FlowReply::Flows { number, .. } | FlowReply::Ports { number, .. })
                 if !self.switch.is_comparison(number) => {}
             Input::Reply(FlowReply::Flows { flows, more, .. }) => {
+                if !more && self.switch.followed() == Followed::Expected {
+                    self.told.cache.confirm_expected_rules();
+                }
                 let (mut access, switch, out) = self.access();
                 switch.shown(flows, &mut access, now);
                 if !more && let Some(changes) = switch.compared(&mut access, out) {
@@ -626,23 +629,14 @@ impl Engine {
 
     /// Behind a comparison: the rules count for a snapshot that the switch has followed.
     fn confirm_rules(&mut self) {
-        let changes = (self.policy.changes_of_rules(), self.ports.have_come());
-        let followed = self.switch.followed();
-        if followed == Followed::All && self.told.cache.are_rules_confirmed(changes) {
-            return;
-        }
         let in_force = self.rules_in_force();
+        let cache = &mut self.told.cache;
         if !self.switch.has_adopted() {
-            return self.told.cache.complete_former_rules(in_force);
-        }
-        self.told.cache.confirm_rules(followed, changes, &in_force);
-        let is_to_follow = match followed {
-            Followed::All => false,
-            Followed::Expected => true,
-            Followed::Before => !self.switch.has_milestone(),
-        };
-        if is_to_follow {
-            self.told.cache.expect_rules(in_force);
+            cache.complete_former_rules(in_force);
+        } else if self.switch.followed() == Followed::All {
+            cache.confirm_rules(in_force);
+        } else if !(cache.expects_rules() && self.switch.has_milestone()) {
+            cache.expect_rules(in_force);
             self.switch.set_milestone();
         }
     }
@@ -683,15 +677,17 @@ impl Engine {
     /// Whether the rules for all pods of the earlier run are those of its snapshot.
     fn are_rules_those_of_snapshot(&self) -> bool {
         let mut ports = self.ports_of_earlier_run();
-        ports.all(|port| {
-            let mut in_place = self.policy.rules_in_place(&port.row);
-            let saved = self.former_rules(port);
-            let mut saved = saved.as_deref().unwrap_or_default().to_vec();
-            // Both are in no particular order.
-            in_place.sort_unstable();
-            saved.sort_unstable();
-            in_place == saved
-        })
+        let are_all = !self.told.cache.are_former_rules_partial();
+        are_all
+            && ports.all(|port| {
+                let mut in_place = self.policy.rules_in_place(&port.row);
+                let saved = self.former_rules(port);
+                let mut saved = saved.as_deref().unwrap_or_default().to_vec();
+                // Both are in no particular order.
+                in_place.sort_unstable();
+                saved.sort_unstable();
+                in_place == saved
+            })
     }
 
     /// The rules for these ports, or where they are enforced, may be others: the programs of earlier agents open nothing

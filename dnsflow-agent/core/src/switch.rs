@@ -134,10 +134,10 @@ impl From<Batch> for Openings {
 /// A time, of which the switch has to confirm all changes from before.
 #[derive(Clone, Copy, Debug)]
 struct Milestone {
-    /// The first batch that came later.
+    /// Whether all changes that waited have gone on their way since.
+    are_sent: bool,
+    /// The first batch that came later than this time, and then than that one.
     next: BatchId,
-    /// Whether all removals that waited have been confirmed since.
-    are_removed: bool,
 }
 
 /// How far the connection has come.
@@ -173,8 +173,10 @@ pub(crate) struct Switch {
     incomplete: BTreeSet<BatchId>,
     /// Batches with a change that the switch has refused.
     refused: RefusedBatches,
-    /// The last milestone, unless flows that nobody wants were found since.
+    /// The last milestone of this connection.
     milestone: Option<Milestone>,
+    /// Whether a change was not sent: the next comparison finds its flow.
+    is_left: bool,
     /// Batches that the switch had not answered when the connection was lost: the next comparison
     /// covers them.
     unanswered: BTreeSet<BatchId>,
@@ -212,6 +214,7 @@ impl Switch {
             incomplete: BTreeSet::new(),
             refused: RefusedBatches::default(),
             milestone: None,
+            is_left: false,
             unanswered: BTreeSet::new(),
             sent_at: Timestamp::default(),
             foreign: ForeignFlows::default(),
@@ -253,31 +256,45 @@ impl Switch {
         let is_known = self.is_compared()
             && self.unanswered.is_empty()
             && self.refused.are_none()
+            && !self.is_left
+            && !self.comparison.was_left
             && !self.comparison.some_stay
             && !self.comparison.leaves_some;
-        let is_from_before =
-            |batch: Option<BatchId>, next| batch.is_some_and(|batch: BatchId| batch < next);
-        match self.milestone {
-            _ if !is_known => Followed::Before,
-            _ if !self.is_writing() && self.openings.is_none() => Followed::All,
-            Some(Milestone {
-                next,
-                are_removed: true,
-            }) if !is_from_before(self.pending.keys().next().copied(), next)
-                && !is_from_before(self.waiting.first_batch(), next) =>
-            {
-                Followed::Expected
-            }
-            _ => Followed::Before,
+        let are_confirmed = |milestone: &Milestone| {
+            let first = self.pending.keys().next();
+            milestone.are_sent && first.is_none_or(|first| *first >= milestone.next)
+        };
+        if !is_known {
+            Followed::Before
+        } else if !self.is_writing() && self.openings.is_none() {
+            Followed::All
+        } else if self.milestone.as_ref().is_some_and(are_confirmed) {
+            Followed::Expected
+        } else {
+            Followed::Before
         }
     }
 
     /// All changes of now and before are to be followed ([`Followed::Expected`]).
     pub(crate) fn set_milestone(&mut self) {
         self.milestone = Some(Milestone {
+            are_sent: false,
             next: BatchId(self.next_batch),
-            are_removed: !self.waiting.has_removals(),
         });
+        self.look_at_milestone();
+    }
+
+    /// Notes whether all changes of before the milestone have gone on their way. They may have gone along with others.
+    fn look_at_milestone(&mut self) {
+        let is_from_before =
+            |next: BatchId| self.waiting.first_batch().is_some_and(|first| first < next);
+        if let Some(Milestone { are_sent, next }) = &mut self.milestone
+            && !*are_sent
+            && !self.waiting.has_removals()
+            && !is_from_before(*next)
+        {
+            (*are_sent, *next) = (true, BatchId(self.next_batch));
+        }
     }
 
     /// Whether that is still to come.
@@ -620,6 +637,7 @@ impl Switch {
             let mut changes = batch.changes.iter();
             if changes.any(|change| matches!(change, FlowChange::Delete(..))) {
                 // The dump under way may have shown the flow already, as one that is wanted.
+                self.is_left = true;
                 self.compare_by(out.now());
             }
             self.waiting.follow(batch.changes);
@@ -755,7 +773,13 @@ impl Switch {
         let Some(mut changes) = pending.and_then(|pending| pending.all_or_none.take()) else {
             return false;
         };
+        let count = changes.len();
         changes.retain(|change| self.is_wanted(change, access));
+        if changes.len() < count {
+            // A flow that was to be replaced is there still, and what ends it may have come before.
+            self.is_left = true;
+            self.compare_by(out.now());
+        }
         self.foreign.leave(&mut changes, out);
         if changes.is_empty() {
             return false;
@@ -812,9 +836,7 @@ impl Switch {
         }
         self.lost.batches.remove(&batch);
         self.waiting.answered(batch, &pending.shares);
-        if let Some(milestone) = &mut self.milestone {
-            milestone.are_removed |= !self.waiting.has_removals();
-        }
+        self.look_at_milestone();
         let pass_from = pending.before + REVALIDATION_INTERVAL;
         let estimate = self.revalidation.estimate();
         self.blocked_searches
@@ -934,6 +956,7 @@ impl Switch {
     /// The switch will not answer the current dump. The next dump begins one interval later.
     pub(crate) fn question_refused(&mut self, now: Timestamp) {
         self.comparison.since = None;
+        self.is_left |= std::mem::take(&mut self.comparison.was_left);
         self.waiting.dump_ends();
         self.comparison.at = Some(now + COMPARE_INTERVAL);
     }

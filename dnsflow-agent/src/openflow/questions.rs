@@ -68,7 +68,11 @@ pub async fn ask(
             | Event::ForeignFlowGone { .. }
             | Event::MonitorGap => continue,
         };
-        let is_last = !matches!(input, Input::Reply(FlowReply::Flows { more: true, .. }));
+        // The answer about ports comes before that about flows, which ends the dump.
+        let is_last = !matches!(
+            input,
+            Input::Reply(FlowReply::Ports { .. } | FlowReply::Flows { more: true, .. })
+        );
         asked = asked.saturating_sub(usize::from(is_last));
         if inputs.send(input).await.is_err() {
             return;
@@ -82,4 +86,58 @@ fn put(connection: &mut Connection, waiting: &mut Vec<FlowQuestion>) -> usize {
         connection.ask(question);
     }
     asked
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, time::Duration};
+
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::UnixListener,
+        time::timeout,
+    };
+
+    use super::*;
+    use crate::openflow::fixtures::{self, From};
+
+    /// Far more than this test takes.
+    const PATIENT: Duration = Duration::from_secs(60);
+
+    /// The switch has told of its ports, and goes before it has told of flows.
+    #[tokio::test]
+    async fn a_dump_of_which_only_the_ports_were_told_is_refused() {
+        let name = format!("dnsflow-questions-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let _ = fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).expect("a socket");
+        let (questions, asked) = mpsc::channel(1);
+        let (found, mut inputs) = mpsc::channel(4);
+        let asking = tokio::spawn(ask(path.clone(), asked, found));
+        let dump = FlowQuestion::Dump {
+            number: 7,
+            with_ports: true,
+        };
+        questions.send(dump).await.expect("it takes questions");
+        let (mut switch, _) = listener.accept().await.expect("it connects");
+        let mut hello = [0; 16];
+        switch.read_exact(&mut hello).await.expect("a hello");
+        switch.write_all(&hello).await.expect("it reads");
+        // Two questions for ports, of 24 bytes each, and the one for flows.
+        let mut request = [0; 2 * 24 + 56];
+        switch.read_exact(&mut request).await.expect("questions");
+        for reply in fixtures::sent_by(From::Switch, fixtures::PORTS_3_5) {
+            switch.write_all(&reply).await.expect("it reads");
+        }
+        let told = timeout(PATIENT, inputs.recv()).await;
+        assert!(matches!(
+            told,
+            Ok(Some(Input::Reply(FlowReply::Ports { number: 7, .. })))
+        ));
+        drop(switch);
+        let refused = timeout(PATIENT, inputs.recv()).await;
+        assert!(matches!(refused, Ok(Some(Input::QuestionRefused))));
+        asking.abort();
+        fs::remove_file(&path).expect("the socket");
+    }
 }

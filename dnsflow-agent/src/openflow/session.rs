@@ -19,6 +19,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     mem,
     sync::Arc,
+    time::Duration,
     vec,
 };
 
@@ -990,7 +991,8 @@ fn installed(desc: FlowDesc<'_>) -> Option<InstalledFlow> {
         cookie: Cookie::from_switch(desc.cookie)?,
         packets: desc.stats.packets,
         hard_timeout_s: desc.hard_timeout_s,
-        age: desc.stats.age,
+        // Without an age, it is another pod's.
+        age: desc.stats.age.unwrap_or(Duration::MAX),
     })
 }
 

@@ -640,7 +640,7 @@ pub(super) struct Stats {
     pub(super) flows: u32,
     pub(super) packets: u64,
     /// Only of a flow.
-    pub(super) age: Duration,
+    pub(super) age: Option<Duration>,
 }
 
 impl Stats {
@@ -658,7 +658,7 @@ impl Stats {
             let header = fields.u32()?;
             let mut value = fields.sub(WHAT, (header & 0xff) as usize)?;
             match header {
-                OXS_DURATION => stats.age = duration(&mut value)?,
+                OXS_DURATION => stats.age = Some(duration(&mut value)?),
                 OXS_FLOW_COUNT => stats.flows = value.u32()?,
                 OXS_PACKET_COUNT => stats.packets = value.u64()?,
                 _ => {}

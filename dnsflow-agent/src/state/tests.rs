@@ -317,6 +317,7 @@ fn rules_come_back() {
     let name = |text: &str| text.parse::<DomainName>().expect("a name");
     let rules = vec![SavedRules {
         namespace: "ns1".into(),
+        is_partial: true,
         rules: vec![
             (
                 (

@@ -83,6 +83,11 @@ impl Cache {
         rules.cloned()
     }
 
+    /// Whether other rules were in force in the earlier run than its snapshot has.
+    pub(crate) fn are_former_rules_partial(&self) -> bool {
+        self.rules.are_partial()
+    }
+
     /// Whether there is a snapshot of an earlier run with rules, and it has no pod under the name of this port.
     pub(crate) fn snapshot_lacks_pod_of(&self, port: PortId) -> bool {
         let may_lack = !self.earlier.is_adopted() && !self.rules.is_empty();
@@ -94,19 +99,19 @@ impl Cache {
         self.rules.complete(in_force);
     }
 
-    /// Whether the confirmed rules are those in force, of these changes of rules and ports.
-    pub(crate) fn are_rules_confirmed(&self, changes: (u64, u32)) -> bool {
-        self.rules.are_of(changes)
+    /// The switch has followed these rules, which are in force.
+    pub(crate) fn confirm_rules(&mut self, in_force: RulesInPlace) {
+        self.rules.confirm(in_force);
     }
 
-    /// The switch has followed so far, and these rules are in force, of these changes of rules and ports.
-    pub(crate) fn confirm_rules(
-        &mut self,
-        followed: Followed,
-        changes: (u64, u32),
-        in_force: &RulesInPlace,
-    ) {
-        self.rules.confirm(followed, changes, in_force);
+    /// The switch has followed the expected rules ([`Followed::Expected`]).
+    pub(crate) fn confirm_expected_rules(&mut self) {
+        self.rules.confirm_expected();
+    }
+
+    /// Whether the switch is to follow rules.
+    pub(crate) fn expects_rules(&self) -> bool {
+        self.rules.expects()
     }
 
     /// The switch is to follow these rules, which are in force.

@@ -1,8 +1,8 @@
 //! The rules by which the flows in the switch were written, for the snapshot.
 //!
 //! A flow does not say its name. So the next agent takes a flow without a known name for one of a rule that is in the
-//! snapshot and in force ([`SavedRules`]). A rule in the place of another one may have the same flows. It counts only
-//! once the switch has confirmed that the flows of the rule before it are gone: this run may end earlier.
+//! snapshot and in force ([`SavedRules`]). A rule in the place of another one may have the same flows. The snapshot has
+//! the later rule only once the switch has confirmed that the flows of the earlier one are gone.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -29,8 +29,8 @@ pub(super) struct ConfirmedRules {
     confirmed: RulesInPlace,
     /// The rules of a later time, which the switch is to follow.
     expected: Option<RulesInPlace>,
-    /// The changes of rules and ports whose rules the confirmed ones are, if those are in force.
-    changes: Option<(u64, u32)>,
+    /// Whether the rules of the snapshot are not all of its time.
+    is_partial: bool,
     /// How often the confirmed rules have changed.
     version: u64,
 }
@@ -38,14 +38,20 @@ pub(super) struct ConfirmedRules {
 impl ConfirmedRules {
     /// Takes over the rules of a snapshot.
     pub(super) fn load(&mut self, rules: Vec<SavedRules>) {
+        self.is_partial = rules.iter().any(|saved| saved.is_partial);
         let rules = rules.into_iter();
-        let rules = rules.map(|SavedRules { namespace, rules }| (namespace, sorted(rules)));
+        let rules = rules.map(|saved| (saved.namespace, sorted(saved.rules)));
         self.confirmed = rules.collect();
     }
 
     /// The rules of a namespace, sorted, while flows of an earlier run may be adopted.
     pub(super) fn of(&self, namespace: &str) -> Option<&Arc<[RuleInPlace]>> {
         self.confirmed.get(namespace)
+    }
+
+    /// Whether the rules of the snapshot are not all of its time.
+    pub(super) fn are_partial(&self) -> bool {
+        self.is_partial
     }
 
     /// Whether there are none.
@@ -60,35 +66,28 @@ impl ConfirmedRules {
             let rules = || sorted(rules.to_vec());
             self.confirmed.entry(namespace).or_insert_with(rules);
         }
+        self.version += 1;
     }
 
-    /// Whether the confirmed rules are those in force, of these changes of rules and ports.
-    pub(super) fn are_of(&self, changes: (u64, u32)) -> bool {
-        self.changes == Some(changes)
-    }
-
-    /// The switch has followed so far, and these rules are in force, of these changes of rules and ports.
-    pub(super) fn confirm(
-        &mut self,
-        followed: Followed,
-        changes: (u64, u32),
-        in_force: &RulesInPlace,
-    ) {
-        let confirmed = match followed {
-            Followed::All => Some(in_force.clone()),
-            Followed::Expected => self.expected.take(),
-            Followed::Before => None,
-        };
-        if let Some(confirmed) = confirmed
-            && confirmed != self.confirmed
-        {
-            self.confirmed = confirmed;
+    /// The switch has followed these rules, which are in force.
+    pub(super) fn confirm(&mut self, in_force: RulesInPlace) {
+        self.expected = None;
+        if in_force != self.confirmed {
+            self.confirmed = in_force;
             self.version += 1;
         }
-        self.changes = (followed == Followed::All).then_some(changes);
-        if followed == Followed::All {
-            self.expected = None;
+    }
+
+    /// The switch has followed the expected rules.
+    pub(super) fn confirm_expected(&mut self) {
+        if let Some(expected) = self.expected.take() {
+            self.confirm(expected);
         }
+    }
+
+    /// Whether the switch is to follow rules.
+    pub(super) fn expects(&self) -> bool {
+        self.expected.is_some()
     }
 
     /// These rules are in force, and the switch is to follow.
@@ -107,23 +106,31 @@ impl ConfirmedRules {
             Followed::Expected => self.expected.as_ref().unwrap_or(&self.confirmed),
             Followed::All | Followed::Before => &self.confirmed,
         };
-        let rules = match in_force {
-            None => self.confirmed.clone(),
-            Some(in_force) if followed == Followed::All => in_force,
-            Some(in_force) => {
-                let both = in_force.into_iter().filter_map(|(namespace, rules)| {
-                    let both = in_both(rules, confirmed.get(&namespace)?);
-                    Some((namespace, both))
-                });
-                both.collect()
-            }
-        };
-        let rules = rules.into_iter();
-        let rules = rules.map(|(namespace, rules)| SavedRules {
-            namespace,
+        let save = |namespace: &Arc<str>, rules: &[RuleInPlace], is_partial| SavedRules {
+            namespace: Arc::clone(namespace),
             rules: rules.to_vec(),
+            is_partial,
+        };
+        let Some(in_force) = in_force else {
+            let former = self.confirmed.iter();
+            let former = former.map(|(namespace, rules)| save(namespace, rules, self.is_partial));
+            return former.collect();
+        };
+        if followed == Followed::All {
+            let in_force = in_force.iter();
+            let in_force = in_force.map(|(namespace, rules)| save(namespace, rules, false));
+            return in_force.collect();
+        }
+        // Of a namespace without rules, the next agent takes none; of one that is not there, all.
+        let none: Arc<[RuleInPlace]> = Arc::from([]);
+        let gone = confirmed.keys();
+        let gone = gone.filter(|namespace| !in_force.contains_key(*namespace));
+        let gone = gone.map(|namespace| save(namespace, &none, false));
+        let there = in_force.iter().map(|(namespace, rules)| {
+            let both = in_both(rules, confirmed.get(namespace).unwrap_or(&none));
+            save(namespace, &both, both.len() < rules.len())
         });
-        rules.collect()
+        gone.chain(there).collect()
     }
 
     /// A number that grows whenever more rules are confirmed.
@@ -138,9 +145,9 @@ fn sorted(mut rules: Vec<RuleInPlace>) -> Arc<[RuleInPlace]> {
 }
 
 /// The rules that are in both of two lists, each as often as in both. Most often, both are the same.
-fn in_both(one: Arc<[RuleInPlace]>, other: &Arc<[RuleInPlace]>) -> Arc<[RuleInPlace]> {
-    if one == *other {
-        return one;
+fn in_both(one: &Arc<[RuleInPlace]>, other: &Arc<[RuleInPlace]>) -> Arc<[RuleInPlace]> {
+    if one == other {
+        return Arc::clone(one);
     }
     let (one, other) = (sorted(one.to_vec()), sorted(other.to_vec()));
     let mut other = other.iter().peekable();
@@ -180,28 +187,32 @@ mod tests {
             (&[], &[1], &[]),
         ];
         for (one, other, both) in cases {
-            assert_eq!(in_both(rules(one), &rules(other)), rules(both));
-            assert_eq!(in_both(rules(other), &rules(one)), rules(both));
+            assert_eq!(in_both(&rules(one), &rules(other)), rules(both));
+            assert_eq!(in_both(&rules(other), &rules(one)), rules(both));
         }
     }
 
     #[test]
     fn a_rule_is_saved_once_the_switch_has_followed() {
         let mut confirmed = ConfirmedRules::default();
-        confirmed.confirm(Followed::All, (1, 1), &in_force(&[1, 2]));
-        assert!(confirmed.are_of((1, 1)) && !confirmed.are_of((2, 1)));
         let edited = || Some(in_force(&[2, 3]));
         let save =
             |confirmed: &ConfirmedRules, followed| saved(&confirmed.to_save(followed, edited()));
+        // The namespace is new: no rule counts, and not every rule of the next agent.
+        assert_eq!(confirmed.to_save(Followed::Before, edited()).len(), 1);
+        assert_eq!(save(&confirmed, Followed::Before), []);
+        confirmed.confirm(in_force(&[1, 2]));
         assert_eq!(save(&confirmed, Followed::All), [2, 3]);
         assert_eq!(save(&confirmed, Followed::Before), [2]);
-        confirmed.confirm(Followed::Before, (2, 1), &in_force(&[2, 3]));
         confirmed.expect(in_force(&[2, 3]));
         assert_eq!(save(&confirmed, Followed::Before), [2]);
         assert_eq!(save(&confirmed, Followed::Expected), [2, 3]);
         let version = confirmed.version();
-        confirmed.confirm(Followed::Expected, (3, 1), &in_force(&[3]));
-        assert!(confirmed.version() > version);
+        confirmed.confirm_expected();
+        assert!(confirmed.version() > version && !confirmed.expects());
         assert_eq!(save(&confirmed, Followed::Before), [2, 3]);
+        // The firewall is gone: the rules of the next one do not count.
+        let left = confirmed.to_save(Followed::Before, Some(RulesInPlace::new()));
+        assert_eq!((left.len(), saved(&left)), (1, vec![]));
     }
 }

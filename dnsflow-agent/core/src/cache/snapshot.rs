@@ -42,6 +42,8 @@ pub struct SavedRules {
     pub namespace: Arc<str>,
     /// Its rules, each as often as its flows have priorities.
     pub rules: Vec<RuleInPlace>,
+    /// Whether others were in force that the switch had not followed.
+    pub is_partial: bool,
 }
 
 /// The names of one address of one port.

@@ -94,11 +94,6 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    /// How many ports have come so far.
-    pub(crate) fn have_come(&self) -> u32 {
-        self.next
-    }
-
     // What changes them.
 
     /// Applies changed rows.

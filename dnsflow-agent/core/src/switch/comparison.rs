@@ -61,6 +61,8 @@ pub(super) struct Comparison {
     pub(super) at: Option<Timestamp>,
     /// Whether flows have stayed behind the last one until marks replace them.
     pub(super) some_stay: bool,
+    /// Whether a change was not sent before the current dump, which finds its flow.
+    pub(super) was_left: bool,
     /// Whether the last one has not looked at all flows.
     pub(super) leaves_some: bool,
     /// Whether one has ended since the last call of [`Switch::settled`] that gave anything.
@@ -312,6 +314,7 @@ impl Switch {
         comparison.unknown_of_groups.clear();
         comparison.found.clear();
         comparison.found_count = 0;
+        comparison.was_left |= std::mem::take(&mut self.is_left);
         comparison.ports.clear();
         comparison.older_groups.clear();
         comparison.marks.clear();
@@ -550,8 +553,11 @@ impl Switch {
         let (added, missing) = self.find_lost(access, since);
         let removed = unknown.len();
         self.comparison.leaves_some = !are_all_found;
-        if removed > 0 {
-            self.milestone = None;
+        self.comparison.was_left = false;
+        if removed > 0
+            && let Some(milestone) = &mut self.milestone
+        {
+            milestone.are_sent = false;
         }
         access.counters_read(since);
         // In one batch with the flows that replace them.

@@ -71,7 +71,7 @@ fn a_dump_is_asked_for_and_read_as_the_switch_means_it() {
             .map(|(_, body)| oxm::action_list(&body.actions).unwrap())
             .collect();
         let stats = ages_ms.map(|ms| Stats {
-            age: Duration::from_millis(ms),
+            age: Some(Duration::from_millis(ms)),
             ..Stats::default()
         });
         let expected = |(((key, body), actions), stats): (((FlowKey, FlowBody), _), _)| FlowDesc {
@@ -116,7 +116,7 @@ fn an_aggregate_is_asked_for_and_read_as_the_switch_means_it() {
         let expected = Stats {
             flows: 2,
             packets: 3,
-            age: Duration::ZERO,
+            age: None,
         };
         assert_eq!(reply.aggregate(), Ok(expected));
     }

@@ -1,7 +1,5 @@
 //! A start knows by the ages of flows and ports whose a flow is.
 
-use std::collections::VecDeque;
-
 use super::{
     super::{
         edits::{config, node},
@@ -39,29 +37,5 @@ fn a_pod_takes_over_no_mark_of_flows_that_are_older_than_its_port() {
         node.give(Input::Sb(sb));
         node.pass(Duration::from_secs(30));
         assert!(!is_open_at_all(&node, ADDRESS), "{way:?}");
-    }
-}
-
-/// A pod has asked as soon as it was there, and its connection lasts. The dump comes in parts, with pauses, and ends so much
-/// later than the answer about the ports.
-#[test]
-fn a_flow_that_came_soon_behind_its_port_is_adopted_though_the_dump_takes_its_time() {
-    let rules = [allow("example.com"), deny_all()];
-    for takes in [0, 5] {
-        let mut before = Node::with(&rules);
-        before.pass(Duration::from_secs(2));
-        before.answer("p1", "www.example.com", &[ADDRESS], 60);
-        use_for(&mut before, Duration::from_secs(3600));
-        assert!(is_open_at_all(&before, ADDRESS));
-        let node = started_with(&mut before, Saved::default(), Config::default());
-        let mut node = read_but_southbound(node, &before, &rules);
-        node.waiting = Some(VecDeque::new());
-        node.give(Input::Sb(southbound(&node, &rules)));
-        carry_out_until_dump(&mut node);
-        node.pass(Duration::from_secs(takes));
-        while node.carry_out_next() {}
-        node.waiting = None;
-        use_for(&mut node, Duration::from_secs(30));
-        assert!(is_open_at_all(&node, ADDRESS), "{takes} s");
     }
 }

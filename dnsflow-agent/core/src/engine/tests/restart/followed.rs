@@ -91,6 +91,34 @@ fn what_an_edit_closes_is_not_left_to_the_rule_in_its_place_by_a_restart_before_
     assert_eq!(open, []);
 }
 
+/// The connection is there again, and a dump has shown the flow of an address when an edit closes it: no change is sent
+/// before the comparison has ended, and the agent ends then.
+#[test]
+fn what_an_edit_closes_while_a_dump_comes_is_not_left_to_the_rule_in_its_place() {
+    let former = [allow("old.test"), deny_all()];
+    let rules = [allow("new.test"), deny_all()];
+    let mut before = Node::with(&former);
+    before.answer("p1", "www.old.test", &[ADDRESS], 60);
+    before.pass(Duration::from_secs(30));
+    before.waiting = Some(VecDeque::new());
+    before.give(Input::SwitchDown);
+    before.give(Input::SwitchUp);
+    before.pass(Duration::ZERO);
+    carry_out_until_dump(&mut before);
+    before.dump_shows(before.installed(), true);
+    edit(&mut before, &rules);
+    before.dump_shows(Vec::new(), false);
+    assert!(before.engine.switch.is_compared());
+    let mut saved = before.engine.saved(before.now);
+    let away = Duration::from_secs(120);
+    saved.entries = aged(saved.entries, away);
+    before.waiting = None;
+    before.now = before.now + away;
+    let mut node = next(&mut before, saved, None, &rules);
+    use_for(&mut node, Duration::from_secs(600));
+    assert!(!is_open_at_all(&node, ADDRESS));
+}
+
 /// The first comparison does not look at all flows, so that the second one adopts, too. An edit closes an adopted address
 /// while the second dump is on its way: the dump has shown the flow before the switch has removed it.
 #[test]
