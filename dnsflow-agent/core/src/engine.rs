@@ -353,7 +353,7 @@ impl Engine {
             Input::Reply(FlowReply::Flows { number, .. } | FlowReply::Ports { number, .. })
                 if !self.switch.is_comparison(number) => {}
             Input::Reply(FlowReply::Flows { flows, more, .. }) => {
-                if !more && self.switch.followed() == Followed::Expected {
+                if !more && self.switch.followed() != Followed::Before {
                     self.told.cache.confirm_expected_rules();
                 }
                 let (mut access, switch, out) = self.access();
@@ -644,10 +644,11 @@ impl Engine {
     /// The rules in force in the namespaces of pods, as far as a snapshot has room.
     fn rules_in_force(&self) -> RulesInPlace {
         let mut rules = RulesInPlace::new();
+        let mut looked_at = BTreeSet::new();
         let mut count = 0;
         for (_, port) in self.ports.iter() {
             if let Some(namespace) = self.policy.namespace_of_rules(&port.row)
-                && !rules.contains_key(namespace)
+                && looked_at.insert(namespace)
                 && count + self.policy.count_in_place(&port.row) <= SAVED_RULES_MAX
             {
                 let in_place = self.policy.rules_in_place(&port.row);
@@ -676,18 +677,20 @@ impl Engine {
 
     /// Whether the rules for all pods of the earlier run are those of its snapshot.
     fn are_rules_those_of_snapshot(&self) -> bool {
-        let mut ports = self.ports_of_earlier_run();
-        let are_all = !self.told.cache.are_former_rules_partial();
-        are_all
-            && ports.all(|port| {
-                let mut in_place = self.policy.rules_in_place(&port.row);
-                let saved = self.former_rules(port);
-                let mut saved = saved.as_deref().unwrap_or_default().to_vec();
-                // Both are in no particular order.
-                in_place.sort_unstable();
-                saved.sort_unstable();
-                in_place == saved
-            })
+        let mut looked_at = BTreeSet::new();
+        let ports = self.ports_of_earlier_run();
+        // All pods of a namespace have its rules.
+        let is_first = |port: &&Port| looked_at.insert(self.policy.namespace_of_rules(&port.row));
+        let are_alike = |port: &Port| {
+            let mut in_place = self.policy.rules_in_place(&port.row);
+            let saved = self.former_rules(port);
+            let mut saved = saved.as_deref().unwrap_or_default().to_vec();
+            // Both are in no particular order.
+            in_place.sort_unstable();
+            saved.sort_unstable();
+            in_place == saved
+        };
+        !self.told.cache.are_former_rules_partial() && ports.filter(is_first).all(are_alike)
     }
 
     /// The rules for these ports, or where they are enforced, may be others: the programs of earlier agents open nothing

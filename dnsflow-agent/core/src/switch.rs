@@ -261,8 +261,16 @@ impl Switch {
             && !self.comparison.some_stay
             && !self.comparison.leaves_some;
         let are_confirmed = |milestone: &Milestone| {
-            let first = self.pending.keys().next();
-            milestone.are_sent && first.is_none_or(|first| *first >= milestone.next)
+            // Removals may have moved to a batch that waits.
+            let of_waiting = self.waiting.first_batch();
+            let mut first = self
+                .pending
+                .keys()
+                .next()
+                .copied()
+                .into_iter()
+                .chain(of_waiting);
+            milestone.are_sent && first.all(|first| first >= milestone.next)
         };
         if !is_known {
             Followed::Before
