@@ -14,7 +14,7 @@ use dnsflow_core::{
     Command, Input, Timestamp,
     ask::view::{Beside, Judged, Target, Verdict},
     engine::{Config, Engine},
-    io::input::FlowReply,
+    io::input::{FlowQuestion, FlowReply},
     ovn::rows::{NbUpdate, PortBinding, RowId, SbUpdate},
     policy::rules::{ActiveRule, NamePattern, RuleSet},
     testing,
@@ -231,8 +231,17 @@ pub(crate) fn resync(stage: &Stage<'_>) -> Result<Measured> {
         let start = Instant::now();
         node.give(port_binding(100 + round));
         node.give(Input::SwitchUp);
-        node.engine.take_commands();
-        node.give(EMPTY);
+        let asked = node.engine.take_commands().into_iter();
+        let number = asked.filter_map(|command| match command {
+            Command::Ask(FlowQuestion::Dump { number, .. }) => Some(number),
+            _ => None,
+        });
+        let number = number.last().context("no dump is asked for")?;
+        node.give(Input::Reply(FlowReply::Flows {
+            number,
+            flows: Vec::new(),
+            more: false,
+        }));
         let changes = node.obey();
         millis.push(start.elapsed().as_secs_f64() * 1e3);
         ensure!(
@@ -259,13 +268,6 @@ fn is_of_entry(change: &FlowChange) -> bool {
         FlowChange::Renew(_) => false,
     }
 }
-
-/// What the first dump of an empty switch brings.
-const EMPTY: Input = Input::Reply(FlowReply::Flows {
-    number: 1,
-    flows: Vec::new(),
-    more: false,
-});
 
 /// An engine with one pod and one rule. Its switch obeys and remembers nothing: only the engine is timed.
 struct Node {
