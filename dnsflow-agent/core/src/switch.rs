@@ -262,14 +262,9 @@ impl Switch {
             && !self.comparison.leaves_some;
         let are_confirmed = |milestone: &Milestone| {
             // Removals may have moved to a batch that waits.
-            let of_waiting = self.waiting.first_batch();
-            let mut first = self
-                .pending
-                .keys()
-                .next()
-                .copied()
-                .into_iter()
-                .chain(of_waiting);
+            let pending = self.pending.keys().next().copied();
+            let first = [pending, self.waiting.first_batch()];
+            let mut first = first.into_iter().flatten();
             milestone.are_sent && first.all(|first| first >= milestone.next)
         };
         if !is_known {

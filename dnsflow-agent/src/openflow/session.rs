@@ -835,13 +835,22 @@ impl Session {
         Ok(())
     }
 
-    fn port_names(&mut self, xid: u32, reply: &MultipartReply<'_>) -> Result<(), ProtocolError> {
-        if !matches!(self.requests.get(&xid), Some(Request::PortNames)) {
+    /// Whether a part of an answer is to a question of this kind. The last part ends the question.
+    fn is_awaited(&mut self, xid: u32, more: bool, is_one: impl Fn(&Request) -> bool) -> bool {
+        let is_awaited = self.requests.get(&xid).is_some_and(is_one);
+        if !is_awaited {
             self.counters.unexpected_messages += 1;
-            return Ok(());
-        }
-        if !reply.more {
+        } else if !more {
             self.requests.remove(&xid);
+        }
+        is_awaited
+    }
+
+    fn port_names(&mut self, xid: u32, reply: &MultipartReply<'_>) -> Result<(), ProtocolError> {
+        if !self.is_awaited(xid, reply.more, |request| {
+            matches!(request, Request::PortNames)
+        }) {
+            return Ok(());
         }
         // The ports are gone if the other question was refused.
         if let Some(read) = &mut self.ports {
@@ -854,12 +863,10 @@ impl Session {
     }
 
     fn port_ages(&mut self, xid: u32, reply: &MultipartReply<'_>) -> Result<(), ProtocolError> {
-        if !matches!(self.requests.get(&xid), Some(Request::PortAges)) {
-            self.counters.unexpected_messages += 1;
+        if !self.is_awaited(xid, reply.more, |request| {
+            matches!(request, Request::PortAges)
+        }) {
             return Ok(());
-        }
-        if !reply.more {
-            self.requests.remove(&xid);
         }
         let Some(read) = &mut self.ports else {
             return Ok(());
