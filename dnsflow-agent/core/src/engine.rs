@@ -354,7 +354,7 @@ impl Engine {
                 if !self.switch.is_comparison(number) => {}
             Input::Reply(FlowReply::Flows { flows, more, .. }) => {
                 if !more && self.switch.followed() != Followed::Before {
-                    self.told.cache.confirm_expected_rules();
+                    self.told.cache.confirmed_rules_mut().confirm_expected();
                 }
                 let (mut access, switch, out) = self.access();
                 switch.shown(flows, &mut access, now);
@@ -620,24 +620,30 @@ impl Engine {
         Some(SavedPart::Entries(entries))
     }
 
-    /// The rules for a snapshot ([`Cache::rules_to_save`]).
+    /// The rules for a snapshot ([`ConfirmedRules::to_save`]).
     fn rules_to_save(&self) -> Vec<SavedRules> {
         let in_force = self.switch.has_adopted().then(|| self.rules_in_force());
         let followed = self.switch.followed();
-        self.told.cache.rules_to_save(followed, in_force)
+        self.told
+            .cache
+            .confirmed_rules()
+            .to_save(followed, in_force)
     }
 
     /// Behind a comparison: the rules count for a snapshot that the switch has followed.
     fn confirm_rules(&mut self) {
         let in_force = self.rules_in_force();
-        let cache = &mut self.told.cache;
+        let confirmed = self.told.cache.confirmed_rules_mut();
         if !self.switch.has_adopted() {
-            cache.complete_former_rules(in_force);
+            confirmed.complete(in_force);
         } else if self.switch.followed() == Followed::All {
-            cache.confirm_rules(in_force);
-        } else if !(cache.expects_rules() && self.switch.has_milestone()) {
-            cache.expect_rules(in_force);
-            self.switch.set_milestone();
+            confirmed.confirm(in_force);
+        } else {
+            confirmed.forget_gone(&in_force);
+            if !(confirmed.expects() && self.switch.has_milestone()) {
+                confirmed.expect(in_force);
+                self.switch.set_milestone();
+            }
         }
     }
 
@@ -690,7 +696,7 @@ impl Engine {
             saved.sort_unstable();
             in_place == saved
         };
-        !self.told.cache.are_former_rules_partial() && ports.filter(is_first).all(are_alike)
+        !self.told.cache.confirmed_rules().are_partial() && ports.filter(is_first).all(are_alike)
     }
 
     /// The rules for these ports, or where they are enforced, may be others: the programs of earlier agents open nothing

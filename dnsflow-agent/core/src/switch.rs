@@ -175,7 +175,7 @@ pub(crate) struct Switch {
     refused: RefusedBatches,
     /// The last milestone of this connection.
     milestone: Option<Milestone>,
-    /// Whether a change was not sent: the next comparison finds its flow.
+    /// Whether a change was not sent, or the switch has refused it: the next comparison finds its flow.
     is_left: bool,
     /// Batches that the switch had not answered when the connection was lost: the next comparison
     /// covers them.
@@ -255,7 +255,6 @@ impl Switch {
     pub(crate) fn followed(&self) -> Followed {
         let is_known = self.is_compared()
             && self.unanswered.is_empty()
-            && self.refused.are_none()
             && !self.is_left
             && !self.comparison.was_left
             && !self.comparison.some_stay
@@ -834,10 +833,12 @@ impl Switch {
         };
         let has_refused_part = self.incomplete.remove(&batch);
         is_written &= !has_refused_part;
+        let restored = self.lost.batches.remove(&batch);
         if has_refused_part || matches!(result, Err(BatchError::Refused(_))) {
             self.refused.note(batch, pending.written_at);
+            // Flows that were lost were written over none.
+            self.is_left |= !restored;
         }
-        self.lost.batches.remove(&batch);
         self.waiting.answered(batch, &pending.shares);
         self.look_at_milestone();
         let pass_from = pending.before + REVALIDATION_INTERVAL;

@@ -481,12 +481,17 @@ impl Session {
             return;
         }
         let AskedDump { number, with_ports } = asked;
+        // Ages are compared: those of flows are read right behind those of ports.
+        let shards = match with_ports {
+            true => vec![Shard::All],
+            false => shards(self.shown),
+        };
         if with_ports {
             self.run_ports(number);
         }
         self.dump = Some(Dump {
             number,
-            shards: shards(self.shown).into_iter(),
+            shards: shards.into_iter(),
             next_at: None,
             shown: Shown::default(),
         });

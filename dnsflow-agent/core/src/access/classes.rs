@@ -162,7 +162,7 @@ impl Classes {
 
     /// The programs of earlier agents may open nothing any more. Returns whether they could before.
     pub(crate) fn end_earlier(&mut self) -> bool {
-        let is_news = matches!(self.earlier, Earlier::Allowed(_));
+        let is_news = self.may_earlier_open();
         if is_news {
             self.earlier = Earlier::Ended;
             self.ends_earlier = true;
@@ -175,7 +175,12 @@ impl Classes {
         self.earlier = Earlier::Ended;
     }
 
-    /// Whether the programs of earlier agents may open addresses at an interface.
+    /// Whether the programs of earlier agents may open addresses at any interface.
+    pub(crate) fn may_earlier_open(&self) -> bool {
+        matches!(self.earlier, Earlier::Allowed(_))
+    }
+
+    /// The same at this interface.
     pub(crate) fn may_earlier_open_at(&self, ifindex: u32) -> bool {
         matches!(&self.earlier, Earlier::Allowed(interfaces) if interfaces.contains(&ifindex))
     }

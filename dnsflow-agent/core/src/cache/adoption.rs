@@ -9,10 +9,10 @@ use crate::{
     Timestamp,
     cache::{
         Cache,
-        confirmed_rules::{Followed, RulesInPlace},
+        confirmed_rules::ConfirmedRules,
         entries::{Entry, names::Term},
         ports::Key,
-        snapshot::{Saved, SavedEntry, SavedRules, Snapshot},
+        snapshot::{Saved, SavedEntry, Snapshot},
     },
     pods::ports::Ports,
     policy::plan::RuleInPlace,
@@ -83,50 +83,20 @@ impl Cache {
         rules.cloned()
     }
 
-    /// Whether other rules were in force in the earlier run than its snapshot has.
-    pub(crate) fn are_former_rules_partial(&self) -> bool {
-        self.rules.are_partial()
+    /// The rules by which the flows in the switch were written.
+    pub(crate) fn confirmed_rules(&self) -> &ConfirmedRules {
+        &self.rules
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn confirmed_rules_mut(&mut self) -> &mut ConfirmedRules {
+        &mut self.rules
     }
 
     /// Whether there is a snapshot of an earlier run with rules, and it has no pod under the name of this port.
     pub(crate) fn snapshot_lacks_pod_of(&self, port: PortId) -> bool {
         let may_lack = !self.earlier.is_adopted() && !self.rules.is_empty();
         may_lack && self.earlier.lacks_pod_of(port)
-    }
-
-    /// A comparison has not looked at all flows of the earlier run, and these rules are in force.
-    pub(crate) fn complete_former_rules(&mut self, in_force: RulesInPlace) {
-        self.rules.complete(in_force);
-    }
-
-    /// The switch has followed these rules, which are in force.
-    pub(crate) fn confirm_rules(&mut self, in_force: RulesInPlace) {
-        self.rules.confirm(in_force);
-    }
-
-    /// The switch has followed the expected rules ([`Followed::Expected`]).
-    pub(crate) fn confirm_expected_rules(&mut self) {
-        self.rules.confirm_expected();
-    }
-
-    /// Whether the switch is to follow rules.
-    pub(crate) fn expects_rules(&self) -> bool {
-        self.rules.expects()
-    }
-
-    /// The switch is to follow these rules, which are in force.
-    pub(crate) fn expect_rules(&mut self, in_force: RulesInPlace) {
-        self.rules.expect(in_force);
-    }
-
-    /// The rules for a snapshot: of those in force, the ones that the switch has followed. While flows of an earlier run
-    /// may be adopted (`None`), those of that run.
-    pub(crate) fn rules_to_save(
-        &self,
-        followed: Followed,
-        in_force: Option<RulesInPlace>,
-    ) -> Vec<SavedRules> {
-        self.rules.to_save(followed, in_force)
     }
 
     /// Forgets the ports of an earlier run that have not come back: all ports were opened. Their pods are gone.

@@ -4,7 +4,7 @@
 //! snapshot and in force ([`SavedRules`]). A rule in the place of another one may have the same flows. The snapshot has
 //! the later rule only once the switch has confirmed that the flows of the earlier one are gone.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, iter, sync::Arc};
 
 use crate::{cache::snapshot::SavedRules, policy::plan::RuleInPlace};
 
@@ -24,7 +24,7 @@ pub(crate) enum Followed {
 
 /// The rules that the switch has followed.
 #[derive(Debug, Default)]
-pub(super) struct ConfirmedRules {
+pub(crate) struct ConfirmedRules {
     /// They held when the switch had confirmed everything. First, those of the snapshot.
     confirmed: RulesInPlace,
     /// The rules of a later time, which the switch is to follow.
@@ -37,7 +37,7 @@ pub(super) struct ConfirmedRules {
 
 impl ConfirmedRules {
     /// Takes over the rules of a snapshot.
-    pub(super) fn load(&mut self, rules: Vec<SavedRules>) {
+    pub(crate) fn load(&mut self, rules: Vec<SavedRules>) {
         self.is_partial = rules.iter().any(|saved| saved.is_partial);
         let rules = rules.into_iter();
         let rules = rules.map(|saved| (saved.namespace, sorted(saved.rules)));
@@ -45,23 +45,23 @@ impl ConfirmedRules {
     }
 
     /// The rules of a namespace, sorted, while flows of an earlier run may be adopted.
-    pub(super) fn of(&self, namespace: &str) -> Option<&Arc<[RuleInPlace]>> {
+    pub(crate) fn of(&self, namespace: &str) -> Option<&Arc<[RuleInPlace]>> {
         self.confirmed.get(namespace)
     }
 
     /// Whether the rules of the snapshot are not all of its time.
-    pub(super) fn are_partial(&self) -> bool {
+    pub(crate) fn are_partial(&self) -> bool {
         self.is_partial
     }
 
     /// Whether there are none.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.confirmed.is_empty()
     }
 
     /// A comparison has not looked at all flows of the earlier run, and these rules are in force: the next one knows no
     /// further rules.
-    pub(super) fn complete(&mut self, in_force: RulesInPlace) {
+    pub(crate) fn complete(&mut self, in_force: RulesInPlace) {
         for (namespace, rules) in in_force {
             let rules = || sorted(rules.to_vec());
             self.confirmed.entry(namespace).or_insert_with(rules);
@@ -69,8 +69,23 @@ impl ConfirmedRules {
         self.version += 1;
     }
 
+    /// These rules are in force, and the switch has not followed all of them. A rule that has gone since others were
+    /// confirmed or expected is none of these: if it comes back, the switch is to follow anew.
+    pub(crate) fn forget_gone(&mut self, in_force: &RulesInPlace) {
+        let confirmed = &mut self.confirmed;
+        let expected = self.expected.as_mut();
+        let before = confirmed.clone();
+        for rules in iter::once(&mut *confirmed).chain(expected) {
+            for (namespace, known) in rules {
+                let in_force = in_force.get(namespace);
+                *known = in_force.map_or_else(Arc::default, |rules| in_both(known, rules));
+            }
+        }
+        self.version += u64::from(self.confirmed != before);
+    }
+
     /// The switch has followed these rules, which are in force.
-    pub(super) fn confirm(&mut self, in_force: RulesInPlace) {
+    pub(crate) fn confirm(&mut self, in_force: RulesInPlace) {
         self.expected = None;
         if in_force != self.confirmed {
             self.confirmed = in_force;
@@ -78,26 +93,26 @@ impl ConfirmedRules {
         }
     }
 
-    /// The switch has followed the expected rules.
-    pub(super) fn confirm_expected(&mut self) {
+    /// The switch has followed the expected rules ([`Followed::Expected`]).
+    pub(crate) fn confirm_expected(&mut self) {
         if let Some(expected) = self.expected.take() {
             self.confirm(expected);
         }
     }
 
     /// Whether the switch is to follow rules.
-    pub(super) fn expects(&self) -> bool {
+    pub(crate) fn expects(&self) -> bool {
         self.expected.is_some()
     }
 
     /// These rules are in force, and the switch is to follow.
-    pub(super) fn expect(&mut self, in_force: RulesInPlace) {
+    pub(crate) fn expect(&mut self, in_force: RulesInPlace) {
         self.expected = Some(in_force);
     }
 
     /// The rules for a snapshot: of those in force, the ones that the switch has followed. While flows of an earlier run
     /// may be adopted (`None`), those of that run.
-    pub(super) fn to_save(
+    pub(crate) fn to_save(
         &self,
         followed: Followed,
         in_force: Option<RulesInPlace>,
@@ -134,7 +149,7 @@ impl ConfirmedRules {
     }
 
     /// A number that grows whenever more rules are confirmed.
-    pub(super) fn version(&self) -> u64 {
+    pub(crate) fn version(&self) -> u64 {
         self.version
     }
 }

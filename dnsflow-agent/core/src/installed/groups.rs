@@ -358,6 +358,21 @@ impl Groups {
         }
     }
 
+    /// Whether no group has the number of these bits. Then it rests.
+    pub(crate) fn rest(&mut self, mark: Masked, now: Timestamp) -> bool {
+        let id = self.number_in(mark.value());
+        let unused = id.filter(|id| !self.groups.contains_key(id));
+        let rests = unused.map(|id| self.resting.insert(id, now + GROUP_RESTS));
+        rests.is_some()
+    }
+
+    /// Numbers that rest do so for longer: programs of an earlier run may still mark packets with them.
+    pub(crate) fn rest_on(&mut self, now: Timestamp) {
+        for until in self.resting.values_mut() {
+            *until = now + GROUP_RESTS;
+        }
+    }
+
     /// Packets are still marked with this number of an earlier run. It is given to no plan, and its flows stay, until the
     /// marks are read again.
     pub(crate) fn keep_former(&mut self, mark: u32) {
@@ -435,6 +450,12 @@ impl Groups {
     /// Every group.
     pub(crate) fn ids(&self) -> Vec<GroupId> {
         self.groups.keys().copied().collect()
+    }
+
+    /// Whether this comparison has found all flows of all groups.
+    pub(crate) fn are_all_shown(&self, comparison: u32) -> bool {
+        let mut groups = self.groups.values();
+        groups.all(|group| group.flows.are_all_seen(comparison))
     }
 
     /// The flows of all groups that this comparison has found.

@@ -61,7 +61,7 @@ pub(super) struct Comparison {
     pub(super) at: Option<Timestamp>,
     /// Whether flows have stayed behind the last one until marks replace them.
     pub(super) some_stay: bool,
-    /// Whether a change was not sent before the current dump, which finds its flow.
+    /// The same for a change from before the current dump ([`Switch::is_left`]).
     pub(super) was_left: bool,
     /// Whether the last one has not looked at all flows.
     pub(super) leaves_some: bool,
@@ -115,12 +115,6 @@ impl RefusedBatches {
     pub(super) fn contain(&self, batch: BatchId) -> bool {
         let is_left_out = Some(batch) <= self.left_out.max(self.left_out_in_dump);
         is_left_out || self.in_dump.contains_key(&batch) || self.since.contains_key(&batch)
-    }
-
-    /// Whether there are none.
-    pub(super) fn are_none(&self) -> bool {
-        let left_out = self.left_out.max(self.left_out_in_dump);
-        self.in_dump.is_empty() && self.since.is_empty() && left_out.is_none()
     }
 
     /// How many are remembered.
@@ -409,6 +403,9 @@ impl Switch {
                 access.keep_marks(&mut self.comparison.marks, reading, &mut batch);
             }
             access.classes.marks_read(reading.since);
+            if access.classes.may_earlier_open() {
+                access.cache.groups_mut().rest_on(now);
+            }
             let missing = access.cache.marks_read(reading, &mut batch);
             out.counters.marks_restored += missing as u64;
         }
@@ -499,6 +496,9 @@ impl Switch {
         let of_groups = std::mem::take(&mut self.comparison.unknown_of_groups);
         let is_all = unknown.len() < UNKNOWN_OF_ADDRESSES_MAX;
         let mut are_all_found = is_all && of_groups.len() < UNKNOWN_OF_GROUPS_MAX;
+        if self.comparison.ended == 1 && end_earlier_by_numbers(&of_groups, number, access, now) {
+            self.compare_by(now);
+        }
         let unknown = unknown.into_iter().chain(of_groups);
         let mut unknown: HashMap<FlowKey, InstalledFlow> =
             unknown.map(|flow| (flow.key.clone(), flow)).collect();
@@ -631,6 +631,28 @@ impl Switch {
         }
         (lost, missing)
     }
+}
+
+/// The first comparison has found these flows of groups that no group has. If a number may stand for another plan than in
+/// the earlier run, its programs open nothing more. Returns whether they could before.
+fn end_earlier_by_numbers(
+    of_groups: &[InstalledFlow],
+    comparison: u32,
+    access: &mut Access<'_>,
+    now: Timestamp,
+) -> bool {
+    if !access.classes.may_earlier_open() {
+        return false;
+    }
+    let groups = access.cache.groups_mut();
+    let is_as_before = |flow: &InstalledFlow| match flow.key.matches.ends {
+        Ends::Group { mark, .. } => groups.rest(mark, now),
+        Ends::Addresses(_) => true,
+    };
+    let are_all_known = of_groups.len() < UNKNOWN_OF_GROUPS_MAX;
+    let are_as_before = are_all_known && of_groups.iter().all(is_as_before);
+    let ends = !(are_as_before && groups.are_all_shown(comparison));
+    ends && access.classes.end_earlier()
 }
 
 /// Writes the lost flows of one holder.

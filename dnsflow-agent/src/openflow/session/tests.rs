@@ -469,6 +469,25 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_shards() {
 }
 
 #[test]
+fn a_dump_by_which_flows_are_adopted_comes_at_once() {
+    let mut session = up();
+    session.shown.v4 = 4 * shards::SHARD_FLOWS;
+    session.ask(WITH_PORTS);
+    sent(&mut session);
+    let last = message(wire::OFPT_MULTIPART_REPLY, 4, &[0, 1, 0, 0, 0, 0, 0, 0]);
+    session.receive(&last, START).unwrap();
+    let flows = Vec::new();
+    assert_eq!(
+        events(&mut session),
+        [Event::Reply(FlowReply::Flows {
+            number: 2,
+            flows,
+            more: false
+        })]
+    );
+}
+
+#[test]
 fn a_dump_of_which_a_part_is_refused_is_over() {
     let mut session = up();
     session.shown.v4 = 4 * shards::SHARD_FLOWS;

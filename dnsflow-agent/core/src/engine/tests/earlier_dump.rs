@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::{
     restart::{read_but_southbound, southbound, started, use_for},
-    starts::{carry_out_until_dump, edit, is_open_at_all},
+    starts::{edit, is_open_at_all, take_dump},
     *,
 };
 use crate::testing::shown;
@@ -26,11 +26,8 @@ fn what_is_left_of_a_dump_of_before_a_lost_connection_ends_no_comparison() {
         let mut node = read_but_southbound(node, &before, &rules);
         node.waiting = Some(VecDeque::new());
         node.give(Input::Sb(southbound(&node, &rules)));
-        carry_out_until_dump(&mut node);
         if let Some(count) = shown_before {
-            let waiting = node.waiting.as_mut().expect("commands wait");
-            waiting.pop_front();
-            let dump = node.dump;
+            let dump = take_dump(&mut node);
             let mut head = node.installed();
             let tail = head.split_off(count);
             node.give(shown(dump, head, true));
@@ -64,11 +61,8 @@ fn what_is_left_of_a_dump_of_before_a_lost_connection_ends_no_denial() {
         let mut node = read_but_southbound(node, &before, &rules);
         node.waiting = Some(VecDeque::new());
         node.give(Input::Sb(southbound(&node, &rules)));
-        carry_out_until_dump(&mut node);
         if is_lost {
-            let waiting = node.waiting.as_mut().expect("commands wait");
-            waiting.pop_front();
-            let dump = node.dump;
+            let dump = take_dump(&mut node);
             let flows = node.installed();
             node.give(Input::SwitchDown);
             node.give(Input::SwitchUp);
@@ -92,18 +86,7 @@ fn what_an_edit_has_closed_while_the_switch_was_away_closes_though_an_earlier_du
         node.answer("p1", "www.example.com", &[ADDRESS], 600);
         node.pass(Duration::from_secs(5));
         node.waiting = Some(VecDeque::new());
-        while !node
-            .waiting
-            .iter()
-            .flatten()
-            .any(|one| matches!(one, Command::Ask(FlowQuestion::Dump { .. })))
-        {
-            node.pass(Duration::from_secs(1));
-        }
-        carry_out_until_dump(&mut node);
-        let waiting = node.waiting.as_mut().expect("commands wait");
-        waiting.pop_front();
-        let dump = node.dump;
+        let dump = take_dump(&mut node);
         let flows = node.installed();
         node.give(shown(dump, flows, true));
         node.give(Input::SwitchDown);
@@ -129,14 +112,7 @@ fn flows_that_a_restart_of_the_switch_has_taken_come_back_though_a_dump_of_befor
         node.answer("p1", "www.example.com", &[ADDRESS], 600);
         node.pass(Duration::from_secs(5));
         node.waiting = Some(VecDeque::new());
-        let is_dump = |one: &Command| matches!(one, Command::Ask(FlowQuestion::Dump { .. }));
-        while !node.waiting.iter().flatten().any(is_dump) {
-            node.pass(Duration::from_secs(1));
-        }
-        carry_out_until_dump(&mut node);
-        let waiting = node.waiting.as_mut().expect("commands wait");
-        waiting.pop_front();
-        let dump = node.dump;
+        let dump = take_dump(&mut node);
         let flows = node.installed();
         node.give(Input::SwitchDown);
         node.switch.clear();

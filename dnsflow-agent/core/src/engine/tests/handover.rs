@@ -103,6 +103,33 @@ fn earlier_programs_open_nothing_by_a_rule_that_was_deleted_without_an_agent() {
     }
 }
 
+/// An edit without an agent has changed ports, and no name or place. The number of a class stands for another rule now.
+#[test]
+fn earlier_programs_open_nothing_by_a_number_that_has_another_plan() {
+    let other = |port| Rule {
+        ports: vec![Transport {
+            protocol: Protocol::Tcp,
+            port: Some(port),
+        }],
+        ..allow("b.test")
+    };
+    let number_of_other = |node: &Node| {
+        let place = (ifindex_of(node.pods["ns1_p1"]), OTHER.into());
+        node.marks.get(&place).map(|(mark, ..)| *mark)
+    };
+    let mut is_same_number = |port| {
+        let former = [many(allow("a.test"), 2), other(443), deny_all()];
+        let rules = [many(allow("a.test"), 1), other(port), deny_all()];
+        let (mut node, mark) = started_beside_earlier_programs(&former, &rules);
+        open_by_earlier_programs(&mut node, FRESH, mark);
+        let is_same = number_of_other(&node) == Some(mark);
+        let seconds = seconds_open(&mut node, FRESH);
+        assert_eq!(seconds, 0, "port {port}, the same number: {is_same}");
+        is_same
+    };
+    assert!((1000..6000).any(&mut is_same_number));
+}
+
 #[test]
 fn earlier_programs_open_nothing_behind_an_edit() {
     let (mut node, mark) = started_beside_earlier_programs(&rules(), &rules());

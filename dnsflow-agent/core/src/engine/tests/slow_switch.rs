@@ -8,7 +8,7 @@ use super::{
     former_marks::{is_apply, moved, new_flow_of_other, two_pods},
     limits::many,
     restart::after_restart_with,
-    starts::{edit, is_dump, is_open, is_open_at_all},
+    starts::{edit, is_open, is_open_at_all, take_dump},
     *,
 };
 
@@ -109,13 +109,7 @@ fn a_dump_that_began_before_an_edit_ends_no_former_mark() {
     for dump_takes in [4, 6] {
         let mut node = two_pods();
         node.waiting = Some(VecDeque::new());
-        while !node.waiting.iter().flatten().next().is_some_and(is_dump) {
-            if !node.carry_out_next() {
-                node.pass(Duration::from_secs(1));
-            }
-        }
-        let waiting = node.waiting.as_mut().expect("commands wait");
-        waiting.pop_front();
+        take_dump(&mut node);
         let flows = node.installed();
         node.refused = new.clone();
         edit(&mut node, &moved);

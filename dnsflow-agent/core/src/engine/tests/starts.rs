@@ -44,6 +44,18 @@ pub(super) fn carry_out_until_dump(node: &mut Node) {
     }
 }
 
+/// Carries out what comes before the next dump, and takes its command out. Returns its number.
+pub(super) fn take_dump(node: &mut Node) -> u32 {
+    while !node.waiting.iter().flatten().next().is_some_and(is_dump) {
+        if !node.carry_out_next() {
+            node.pass(Duration::from_secs(1));
+        }
+    }
+    let waiting = node.waiting.as_mut().expect("commands wait");
+    waiting.pop_front();
+    node.dump
+}
+
 pub(super) fn edit(node: &mut Node, rules: &[Rule]) {
     node.set_firewall(rules);
     node.set_ovn(rules);

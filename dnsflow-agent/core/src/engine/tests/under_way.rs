@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::*;
+use super::{starts::is_dump, *};
 use crate::{
     ovn::rows::Interface,
     values::{flow::InstalledFlow, limits::CHANGES_UNDER_WAY_MAX},
@@ -255,7 +255,7 @@ fn begin_dump(node: &mut Node) -> Vec<InstalledFlow> {
     node.engine.switch.read_counters(node.now);
     node.pass(Duration::ZERO);
     let waiting = node.waiting.as_mut().expect("commands wait");
-    waiting.retain(|command| !matches!(command, Command::Ask(FlowQuestion::Dump { .. })));
+    waiting.retain(|command| !is_dump(command));
     node.installed()
 }
 
@@ -267,7 +267,6 @@ fn is_difference(report: &Report) -> bool {
 pub(super) fn compare(node: &mut Node) {
     node.engine.switch.read_counters(node.now);
     node.pass(Duration::ZERO);
-    let is_dump = |command: &Command| matches!(command, Command::Ask(FlowQuestion::Dump { .. }));
     carry_out_first(node, is_dump);
 }
 

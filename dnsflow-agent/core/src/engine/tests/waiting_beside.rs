@@ -7,7 +7,7 @@ use super::{
     hostile::places,
     limits::many,
     restart::{read_but_southbound, southbound, started},
-    starts::{is_open, is_open_at_all},
+    starts::{is_dump, is_open, is_open_at_all},
     *,
 };
 use crate::{
@@ -18,7 +18,6 @@ use crate::{
 
 /// The dump that the engine has asked for comes before all else that waits.
 fn compare(node: &mut Node) {
-    let is_dump = |command: &Command| matches!(command, Command::Ask(FlowQuestion::Dump { .. }));
     loop {
         let waiting = node.waiting.as_mut().expect("commands wait");
         if let Some(at) = waiting.iter().position(is_dump) {
@@ -187,8 +186,6 @@ fn an_edit_before_the_comparison_takes_nothing_away_that_waits() {
         node.waiting = Some(VecDeque::new());
         node.give(Input::SwitchDown);
         node.give(Input::SwitchUp);
-        let is_dump =
-            |command: &Command| matches!(command, Command::Ask(FlowQuestion::Dump { .. }));
         while !node.waiting.iter().flatten().any(is_dump) {
             if !node.carry_out_next() {
                 node.pass(Duration::from_millis(100));

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::{
     super::{
         edits::{aged, node},
-        starts::{edit, is_open_at_all, leave_flows},
+        starts::{edit, is_open_at_all, leave_flows, take_dump},
     },
     *,
 };
@@ -137,19 +137,7 @@ fn a_flow_that_an_edit_removes_while_a_further_dump_comes_is_not_adopted_again()
         assert!(node.carry_out_next());
         assert!(node.engine.switch.is_compared());
         assert!(is_open_at_all(&node, ADDRESS));
-        let is_dump =
-            |command: &Command| matches!(command, Command::Ask(FlowQuestion::Dump { .. }));
-        for _ in 0..60 {
-            if node.waiting.iter().flatten().any(is_dump) {
-                break;
-            }
-            node.pass(Duration::from_secs(1));
-        }
-        // The second dump is asked for.
-        carry_out_until_dump(&mut node);
-        let waiting = node.waiting.as_mut().expect("commands wait");
-        waiting.pop_front();
-        let dump = node.dump;
+        let dump = take_dump(&mut node);
         let flows = node.installed();
         edit(&mut node, &rules);
         while node.carry_out_next() {}
@@ -159,4 +147,89 @@ fn a_flow_that_an_edit_removes_while_a_further_dump_comes_is_not_adopted_again()
         use_for(&mut node, Duration::from_secs(60));
         assert!(!is_open_at_all(&node, ADDRESS), "{others}");
     }
+}
+
+/// A rule gives way to another one for a whole comparison. This opens an address, which an edit back closes, but the switch
+/// does not answer any more.
+#[test]
+fn a_rule_that_comes_back_does_not_get_what_the_rule_between_has_opened_behind_a_comparison() {
+    let back = [allow("back.test"), deny_all()];
+    let between = [allow("between.test"), deny_all()];
+    let mut open = Vec::new();
+    for (is_busy, is_away) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut before = Node::with(&back);
+        before.pass(Duration::from_secs(30));
+        before.waiting = Some(VecDeque::new());
+        edit(&mut before, &between);
+        while before.carry_out_next() {}
+        take_dump(&mut before);
+        let flows = before.installed();
+        if is_busy {
+            before.answer("p1", "busy.between.test", &[OTHER], 600);
+        }
+        before.dump_shows(flows, false);
+        before.answer("p1", "www.between.test", &[ADDRESS], 60);
+        while before.carry_out_next() {}
+        assert!(is_open_at_all(&before, ADDRESS));
+        if is_away {
+            before.give(Input::SwitchDown);
+        }
+        edit(&mut before, &back);
+        before.pass(Duration::from_secs(90));
+        let saved = before.engine.saved(before.now);
+        before.waiting = None;
+        let mut node = next(&mut before, saved, None, &back);
+        use_for(&mut node, Duration::from_secs(300));
+        open.extend(is_open_at_all(&node, ADDRESS).then_some((is_busy, is_away)));
+    }
+    assert_eq!(open, []);
+}
+
+/// A node whose switch always refuses the flow of one address.
+fn refusing(rules: &[Rule]) -> Node {
+    let mut twin = Node::with(rules);
+    twin.answer("p1", "www.a.test", &[ADDRESS], 3600);
+    let mut node = Node::with(rules);
+    node.pass(Duration::from_secs(30));
+    node.refused = twin.of_rules().cloned().collect();
+    node.answer("p1", "www.a.test", &[ADDRESS], 3600);
+    node.pass(Duration::from_secs(30));
+    assert!(!is_open_at_all(&node, ADDRESS));
+    node
+}
+
+#[test]
+fn a_flow_that_is_always_refused_leaves_no_rule_out_of_the_snapshot() {
+    let rules = [allow("a.test"), allow("b.test"), deny_all()];
+    let mut before = refusing(&[allow("a.test"), deny_all()]);
+    edit(&mut before, &rules);
+    before.pass(Duration::from_secs(300));
+    let saved = before.engine.saved(before.now);
+    assert!(saved.rules.iter().all(|saved| !saved.is_partial));
+    // The snapshot has the rule, and not the name.
+    before.answer("p1", "www.b.test", &[OTHER], 600);
+    before.pass(Duration::from_secs(5));
+    let mut node = next(&mut before, saved, None, &rules);
+    use_for(&mut node, Duration::from_secs(30));
+    assert!(is_open_at_all(&node, OTHER));
+}
+
+#[test]
+fn beside_a_flow_that_is_always_refused_a_rule_that_comes_back_gets_nothing_of_the_rule_between() {
+    let rules = |name| [allow("a.test"), allow(name), deny_all()];
+    let back = rules("back.test");
+    let mut before = refusing(&back);
+    edit(&mut before, &rules("between.test"));
+    before.pass(Duration::from_secs(600));
+    before.answer("p1", "www.between.test", &[OTHER], 60);
+    before.pass(Duration::from_secs(30));
+    assert!(is_open_at_all(&before, OTHER));
+    before.waiting = Some(VecDeque::new());
+    edit(&mut before, &back);
+    before.pass(Duration::from_secs(90));
+    let saved = before.engine.saved(before.now);
+    before.waiting = None;
+    let mut node = next(&mut before, saved, None, &back);
+    use_for(&mut node, Duration::from_secs(300));
+    assert!(!is_open_at_all(&node, OTHER));
 }
