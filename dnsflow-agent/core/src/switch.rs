@@ -86,6 +86,8 @@ struct Pending {
     sent_at: Timestamp,
     /// When its flows count as written.
     written_at: Timestamp,
+    /// Whether a flow may stay that is to be removed or replaced, if the switch refuses a change.
+    ends_flows: bool,
     /// Whether the flows that deny were counted behind its changes.
     counted: bool,
     /// The paths of its flows.
@@ -451,6 +453,7 @@ impl Switch {
             comparisons: self.comparison.ended,
             denies: false,
             ends_gap: false,
+            replaces: false,
             changes: Vec::new(),
             before: 0,
             marks: Vec::new(),
@@ -477,7 +480,8 @@ impl Switch {
             self.waiting.push(asker, batch, opening);
             return;
         }
-        self.waiting.take_along(&mut batch.changes, batch.before);
+        let before = batch.before;
+        self.waiting.take_along(&mut batch, before);
         let openings = self.openings.take();
         let (mut openings, mut shares) = openings
             .map(|before| (before.openings, before.shares))
@@ -645,7 +649,7 @@ impl Switch {
             self.waiting.follow(batch.changes);
             return None;
         }
-        self.waiting.take_along(&mut batch.changes, 0);
+        self.waiting.take_along(&mut batch, 0);
         for port in self.waiting.with_batches(&batch.awaited) {
             while self.send_next(port, planner, out) {}
         }
@@ -696,6 +700,7 @@ impl Switch {
             mut changes,
             at,
             ends_gap,
+            replaces,
             paths,
             ..
         } = batch;
@@ -717,6 +722,7 @@ impl Switch {
         if ends_gap {
             self.blocked_searches.restoring(id);
         }
+        let mut ends_flows = replaces;
         for change in &changes {
             match change {
                 FlowChange::Add(_, FlowBody { cookie, .. })
@@ -724,7 +730,10 @@ impl Switch {
                 | FlowChange::Renew(FlowBody { cookie, .. })
                     if cookie.is_of_sentinel() => {}
                 FlowChange::Add(..) => out.counters.flows_added += 1,
-                FlowChange::Delete(..) => out.counters.flows_removed += 1,
+                FlowChange::Delete(..) => {
+                    out.counters.flows_removed += 1;
+                    ends_flows = true;
+                }
                 FlowChange::Renew(_) => {}
             }
         }
@@ -738,6 +747,7 @@ impl Switch {
                 openings,
                 sent_at: at,
                 written_at,
+                ends_flows,
                 counted: false,
                 paths,
                 before,
@@ -833,11 +843,10 @@ impl Switch {
         };
         let has_refused_part = self.incomplete.remove(&batch);
         is_written &= !has_refused_part;
-        let restored = self.lost.batches.remove(&batch);
+        self.lost.batches.remove(&batch);
         if has_refused_part || matches!(result, Err(BatchError::Refused(_))) {
             self.refused.note(batch, pending.written_at);
-            // Flows that were lost were written over none.
-            self.is_left |= !restored;
+            self.is_left |= pending.ends_flows;
         }
         self.waiting.answered(batch, &pending.shares);
         self.look_at_milestone();

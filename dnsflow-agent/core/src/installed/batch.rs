@@ -34,6 +34,8 @@ pub(crate) struct Batch {
     pub(crate) denies: bool,
     /// Whether the batch restores missing flows: OVN may have blocked connections meanwhile.
     pub(crate) ends_gap: bool,
+    /// Whether one of the changes may write over a flow of ours with other actions.
+    pub(crate) replaces: bool,
     pub(crate) changes: Vec<FlowChange>,
     /// The changes of earlier answers: the first so many of `changes`.
     pub(crate) before: usize,
@@ -89,6 +91,7 @@ impl Batch {
         let room = (PATHS_PER_LOOK_MAX + 1).saturating_sub(self.paths.len());
         self.paths.extend(more.paths.into_iter().take(room));
         self.ends_gap |= more.ends_gap;
+        self.replaces |= more.replaces;
     }
 
     /// Takes the changes out, and leaves the paths: there is more of the batch.

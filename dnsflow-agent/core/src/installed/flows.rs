@@ -128,8 +128,9 @@ impl Flows {
                     Flow { template, ..flow }
                 }
                 Some(flow) => {
-                    if flow.lost {
-                        batch.end_gap();
+                    match flow.lost {
+                        true => batch.end_gap(),
+                        false => batch.replaces = true,
                     }
                     batch.extend(template.addition(target));
                     Flow {
@@ -143,8 +144,10 @@ impl Flows {
                 None => {
                     added += 1;
                     let known = || adopted?.get(&template.key(target)?);
+                    let known = known();
                     // An adopted flow is in the switch already, with this very body.
-                    if known() != Some(&template.body.cookie) {
+                    if known != Some(&template.body.cookie) {
+                        batch.replaces |= known.is_some();
                         batch.extend(template.addition(target));
                     }
                     Flow {

@@ -371,6 +371,9 @@ impl Switch {
         if !records_wait {
             access.classes.earlier_are_read();
         }
+        if access.classes.may_earlier_open() {
+            access.cache.groups_mut().rest_on(now);
+        }
         let mut batch = self.begin(now);
         for found in found? {
             let MarkFound {
@@ -403,9 +406,6 @@ impl Switch {
                 access.keep_marks(&mut self.comparison.marks, reading, &mut batch);
             }
             access.classes.marks_read(reading.since);
-            if access.classes.may_earlier_open() {
-                access.cache.groups_mut().rest_on(now);
-            }
             let missing = access.cache.marks_read(reading, &mut batch);
             out.counters.marks_restored += missing as u64;
         }
@@ -495,10 +495,8 @@ impl Switch {
         let unknown = std::mem::take(&mut self.comparison.unknown);
         let of_groups = std::mem::take(&mut self.comparison.unknown_of_groups);
         let is_all = unknown.len() < UNKNOWN_OF_ADDRESSES_MAX;
-        let mut are_all_found = is_all && of_groups.len() < UNKNOWN_OF_GROUPS_MAX;
-        if self.comparison.ended == 1 && end_earlier_by_numbers(&of_groups, number, access, now) {
-            self.compare_by(now);
-        }
+        let are_groups_found = of_groups.len() < UNKNOWN_OF_GROUPS_MAX;
+        let mut are_all_found = is_all && are_groups_found;
         let unknown = unknown.into_iter().chain(of_groups);
         let mut unknown: HashMap<FlowKey, InstalledFlow> =
             unknown.map(|flow| (flow.key.clone(), flow)).collect();
@@ -533,6 +531,11 @@ impl Switch {
             let flows = holder.and_then(|holder| access.flows(holder));
             !flows.is_some_and(|(_, flows)| flows.compare(flow, number, since, now))
         });
+        if self.comparison.ended == 1
+            && end_earlier_by_numbers((unknown.keys(), are_groups_found), number, access, now)
+        {
+            self.compare_by(now);
+        }
         // Flows stay until the marks are set that replace them, and those that marks of the earlier run lead to: the next
         // comparison removes them.
         let mut stay = BTreeSet::new();
@@ -633,10 +636,10 @@ impl Switch {
     }
 }
 
-/// The first comparison has found these flows of groups that no group has. If a number may stand for another plan than in
-/// the earlier run, its programs open nothing more. Returns whether they could before.
-fn end_earlier_by_numbers(
-    of_groups: &[InstalledFlow],
+/// The first comparison has found these flows that nobody has, of groups all or not. If a number may stand for another
+/// plan than in the earlier run, the programs of that run open nothing more. Returns whether they could before.
+fn end_earlier_by_numbers<'a>(
+    (unknown, are_all): (impl Iterator<Item = &'a FlowKey>, bool),
     comparison: u32,
     access: &mut Access<'_>,
     now: Timestamp,
@@ -645,14 +648,13 @@ fn end_earlier_by_numbers(
         return false;
     }
     let groups = access.cache.groups_mut();
-    let is_as_before = |flow: &InstalledFlow| match flow.key.matches.ends {
-        Ends::Group { mark, .. } => groups.rest(mark, now),
-        Ends::Addresses(_) => true,
-    };
-    let are_all_known = of_groups.len() < UNKNOWN_OF_GROUPS_MAX;
-    let are_as_before = are_all_known && of_groups.iter().all(is_as_before);
-    let ends = !(are_as_before && groups.are_all_shown(comparison));
-    ends && access.classes.end_earlier()
+    let mut are_same = are_all && groups.are_all_shown(comparison);
+    for key in unknown {
+        if let Ends::Group { mark, .. } = key.matches.ends {
+            are_same &= groups.rest(mark, now);
+        }
+    }
+    !are_same && access.classes.end_earlier()
 }
 
 /// Writes the lost flows of one holder.

@@ -161,6 +161,8 @@ impl Waiting {
             false => self.queues.take_front(port)?,
         };
         batch.changes = changes;
+        // Of a flow that is removed and written while its changes wait, the addition is left.
+        batch.replaces = true;
         Some(Part {
             batch,
             openings,
@@ -245,16 +247,17 @@ impl Waiting {
 
     /// Takes along the waiting changes between the ends of these changes' flows, from index `from` on. They go before
     /// these changes.
-    pub(super) fn take_along(&mut self, changes: &mut Vec<FlowChange>, from: usize) {
+    pub(super) fn take_along(&mut self, batch: &mut Batch, from: usize) {
         if self.places.is_empty() {
             return;
         }
         let mut before = Vec::new();
-        let places: BTreeSet<Ends> = changes[from..].iter().filter_map(ends).collect();
+        let places: BTreeSet<Ends> = batch.changes[from..].iter().filter_map(ends).collect();
         for ends in places {
             before.extend(self.take(ends));
         }
-        places::put_before(before, changes, from);
+        batch.replaces |= !before.is_empty();
+        places::put_before(before, &mut batch.changes, from);
     }
 
     /// A batch is not sent, because the comparison will find its changes. If changes of the same flows wait, those of

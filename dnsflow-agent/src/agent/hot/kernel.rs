@@ -112,7 +112,7 @@ impl Frames {
         for left in &self.left {
             match left.end_opening() {
                 Ok(()) => info!(
-                    "the programs of an earlier agent open no addresses any more: rules have changed"
+                    "the programs of an earlier agent open no addresses any more: rules, or numbers of marks, have changed"
                 ),
                 Err(error) => {
                     warn!(%error, "cannot stop the programs of an earlier agent from opening addresses");
