@@ -620,7 +620,7 @@ impl Engine {
         Some(SavedPart::Entries(entries))
     }
 
-    /// The rules for a snapshot ([`ConfirmedRules::to_save`]).
+    /// The rules for a snapshot.
     fn rules_to_save(&self) -> Vec<SavedRules> {
         let in_force = self.switch.has_adopted().then(|| self.rules_in_force());
         let followed = self.switch.followed();
