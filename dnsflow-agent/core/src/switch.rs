@@ -617,6 +617,8 @@ impl Switch {
         if let Some(id) = batch.id() {
             self.waiting.removals_sent(id, &part);
         }
+        let mut changes = part.iter();
+        batch.replaces |= changes.any(|change| matches!(change, FlowChange::Add(..)));
         batch.changes.splice(..0, part);
     }
 
@@ -625,6 +627,7 @@ impl Switch {
     pub(crate) fn end(&mut self, batch: &mut Batch, is_one: impl Fn(&FlowKey) -> bool) {
         if batch.id().is_some() {
             let ending = self.waiting.take_ending(is_one);
+            batch.replaces |= !ending.is_empty();
             batch.changes.splice(..0, ending);
         }
     }
@@ -641,7 +644,7 @@ impl Switch {
         if batch.id().is_none() {
             batch.give_out_marks(out);
             let mut changes = batch.changes.iter();
-            if changes.any(|change| matches!(change, FlowChange::Delete(..))) {
+            if batch.replaces || changes.any(|change| matches!(change, FlowChange::Delete(..))) {
                 // The dump under way may have shown the flow already, as one that is wanted.
                 self.is_left = true;
                 self.compare_by(out.now());

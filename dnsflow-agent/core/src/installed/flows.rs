@@ -128,10 +128,10 @@ impl Flows {
                     Flow { template, ..flow }
                 }
                 Some(flow) => {
-                    match flow.lost {
-                        true => batch.end_gap(),
-                        false => batch.replaces = true,
+                    if flow.lost {
+                        batch.end_gap();
                     }
+                    batch.replaces |= flow.template.body != template.body;
                     batch.extend(template.addition(target));
                     Flow {
                         template,
