@@ -143,8 +143,7 @@ impl Flows {
                 }
                 None => {
                     added += 1;
-                    let known = || adopted?.get(&template.key(target)?);
-                    let known = known();
+                    let known = adopted.and_then(|adopted| adopted.get(&template.key(target)?));
                     // An adopted flow is in the switch already, with this very body.
                     if known != Some(&template.body.cookie) {
                         batch.replaces |= known.is_some();

@@ -61,7 +61,7 @@ pub(super) struct Comparison {
     pub(super) at: Option<Timestamp>,
     /// Whether flows have stayed behind the last one until marks replace them.
     pub(super) some_stay: bool,
-    /// The same for a change from before the current dump ([`Switch::is_left`]).
+    /// Whether a change from before the current dump is left ([`Switch::is_left`]).
     pub(super) was_left: bool,
     /// Whether the last one has not looked at all flows.
     pub(super) leaves_some: bool,

@@ -161,7 +161,7 @@ impl Waiting {
             false => self.queues.take_front(port)?,
         };
         batch.changes = changes;
-        // Of a flow that is removed and written while its changes wait, the addition is left.
+        // Where a removal has waited and the flow is written again, the addition alone is left.
         batch.replaces = true;
         Some(Part {
             batch,
