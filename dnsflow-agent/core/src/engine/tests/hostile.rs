@@ -153,7 +153,7 @@ fn a_pod_changes_only_so_many_flows_and_its_neighbour_notices_nothing() {
     let begin = node.now;
     let mut next = 0;
     while node.now.since(begin) < Duration::from_secs(120) {
-        // Four new addresses each millisecond, under a name of their own.
+        // Two new addresses each millisecond, four to a name of their own.
         node.answer(
             "p1",
             &format!("n{next}.example.com"),
@@ -161,7 +161,7 @@ fn a_pod_changes_only_so_many_flows_and_its_neighbour_notices_nothing() {
             1,
         );
         next += 4;
-        node.pass(Duration::from_millis(1));
+        node.pass(Duration::from_millis(2));
         if next % 4000 == 0 {
             let host = u8::try_from(next / 4000).expect("few");
             node.answer("p2", "www.example.com", &[[198, 51, 100, host]], 60);
