@@ -643,8 +643,7 @@ impl Switch {
     ) -> Option<BatchId> {
         if batch.id().is_none() {
             batch.give_out_marks(out);
-            let mut changes = batch.changes.iter();
-            if batch.replaces || changes.any(|change| matches!(change, FlowChange::Delete(..))) {
+            if batch.replaces || batch.changes.iter().any(FlowChange::ends_flow) {
                 // The dump under way may have shown the flow already, as one that is wanted.
                 self.is_left = true;
                 self.compare_by(out.now());
@@ -725,7 +724,6 @@ impl Switch {
         if ends_gap {
             self.blocked_searches.restoring(id);
         }
-        let mut ends_flows = replaces;
         for change in &changes {
             match change {
                 FlowChange::Add(_, FlowBody { cookie, .. })
@@ -733,10 +731,7 @@ impl Switch {
                 | FlowChange::Renew(FlowBody { cookie, .. })
                     if cookie.is_of_sentinel() => {}
                 FlowChange::Add(..) => out.counters.flows_added += 1,
-                FlowChange::Delete(..) => {
-                    out.counters.flows_removed += 1;
-                    ends_flows = true;
-                }
+                FlowChange::Delete(..) => out.counters.flows_removed += 1,
                 FlowChange::Renew(_) => {}
             }
         }
@@ -750,7 +745,7 @@ impl Switch {
                 openings,
                 sent_at: at,
                 written_at,
-                ends_flows,
+                ends_flows: replaces || changes.iter().any(FlowChange::ends_flow),
                 counted: false,
                 paths,
                 before,

@@ -481,14 +481,13 @@ impl Session {
             return;
         }
         let AskedDump { number, with_ports } = asked;
-        // Ages are compared: those of flows are read right behind those of ports.
-        let shards = match with_ports {
-            true => vec![Shard::All],
-            false => shards(self.shown),
-        };
-        if with_ports {
+        let shards = if with_ports {
+            // Ages are compared: those of flows are read right behind those of ports.
             self.run_ports(number);
-        }
+            vec![Shard::All]
+        } else {
+            shards(self.shown)
+        };
         self.dump = Some(Dump {
             number,
             shards: shards.into_iter(),

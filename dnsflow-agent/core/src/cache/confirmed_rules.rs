@@ -72,16 +72,16 @@ impl ConfirmedRules {
     /// These rules are in force, and the switch has not followed all of them. A rule that has gone since others were
     /// confirmed or expected is none of these: if it comes back, the switch is to follow anew.
     pub(crate) fn forget_gone(&mut self, in_force: &RulesInPlace) {
-        let confirmed = &mut self.confirmed;
-        let expected = self.expected.as_mut();
-        let before = confirmed.clone();
-        for rules in iter::once(&mut *confirmed).chain(expected) {
+        let mut is_news = false;
+        for rules in iter::once(&mut self.confirmed).chain(&mut self.expected) {
             for (namespace, known) in rules {
                 let in_force = in_force.get(namespace);
-                *known = in_force.map_or_else(Arc::default, |rules| in_both(known, rules));
+                let left = in_force.map_or_else(Arc::default, |rules| in_both(known, rules));
+                is_news |= *known != left;
+                *known = left;
             }
         }
-        self.version += u64::from(self.confirmed != before);
+        self.version += u64::from(is_news);
     }
 
     /// The switch has followed these rules, which are in force.

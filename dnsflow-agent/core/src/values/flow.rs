@@ -522,6 +522,14 @@ impl FlowChange {
             Self::Renew(_) => None,
         }
     }
+
+    /// Whether this removes a flow. A sentinel flow does not count.
+    pub fn ends_flow(&self) -> bool {
+        match self {
+            Self::Delete(_, cookie) => !cookie.is_some_and(Cookie::is_of_sentinel),
+            Self::Add(..) | Self::Renew(_) => false,
+        }
+    }
 }
 
 /// A flow of ours as the switch reports it.

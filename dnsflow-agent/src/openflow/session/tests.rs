@@ -81,6 +81,15 @@ fn failed(batch: u64, index: usize, text: &str) -> Event {
     }
 }
 
+/// A part of the dump with this number, without a flow.
+fn no_flows(number: u32, more: bool) -> Event {
+    Event::Reply(FlowReply::Flows {
+        number,
+        flows: Vec::new(),
+        more,
+    })
+}
+
 const PLAIN: FlowQuestion = FlowQuestion::Dump {
     number: 1,
     with_ports: false,
@@ -422,16 +431,9 @@ fn a_dump_asked_for_during_a_dump_is_made_after_it() {
     let part = message(wire::OFPT_MULTIPART_REPLY, 2, &[0, 1, 0, 1, 0, 0, 0, 0]);
     let last = message(wire::OFPT_MULTIPART_REPLY, 2, &[0, 1, 0, 0, 0, 0, 0, 0]);
     session.receive(&part, START).unwrap();
-    let flows = |more| {
-        Event::Reply(FlowReply::Flows {
-            number: 1,
-            flows: Vec::new(),
-            more,
-        })
-    };
-    assert_eq!(events(&mut session), [flows(true)]);
+    assert_eq!(events(&mut session), [no_flows(1, true)]);
     session.receive(&last, START).unwrap();
-    assert_eq!(events(&mut session), [flows(false)]);
+    assert_eq!(events(&mut session), [no_flows(1, false)]);
     assert_eq!(sent(&mut session), [(request, 3)]);
 }
 
@@ -449,15 +451,7 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_shards() {
         assert_eq!(sent(&mut session), [(request, xid)]);
         let last = message(wire::OFPT_MULTIPART_REPLY, xid, &[0, 1, 0, 0, 0, 0, 0, 0]);
         session.receive(&last, START).unwrap();
-        let flows = Vec::new();
-        assert_eq!(
-            events(&mut session),
-            [Event::Reply(FlowReply::Flows {
-                number: 1,
-                flows,
-                more
-            })]
-        );
+        assert_eq!(events(&mut session), [no_flows(1, more)]);
         assert_eq!(sent(&mut session), [], "the switch has other things to do");
         session.handle_timeout(START + SHARD_PAUSE).unwrap();
     }
@@ -476,15 +470,7 @@ fn a_dump_by_which_flows_are_adopted_comes_at_once() {
     sent(&mut session);
     let last = message(wire::OFPT_MULTIPART_REPLY, 4, &[0, 1, 0, 0, 0, 0, 0, 0]);
     session.receive(&last, START).unwrap();
-    let flows = Vec::new();
-    assert_eq!(
-        events(&mut session),
-        [Event::Reply(FlowReply::Flows {
-            number: 2,
-            flows,
-            more: false
-        })]
-    );
+    assert_eq!(events(&mut session), [no_flows(2, false)]);
 }
 
 #[test]

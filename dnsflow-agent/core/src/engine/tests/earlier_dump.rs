@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::{
     restart::{read_but_southbound, southbound, started, use_for},
-    starts::{edit, is_open_at_all, take_dump},
+    starts::{carry_out_until_dump, edit, is_open_at_all, take_dump},
     *,
 };
 use crate::testing::shown;
@@ -26,6 +26,7 @@ fn what_is_left_of_a_dump_of_before_a_lost_connection_ends_no_comparison() {
         let mut node = read_but_southbound(node, &before, &rules);
         node.waiting = Some(VecDeque::new());
         node.give(Input::Sb(southbound(&node, &rules)));
+        carry_out_until_dump(&mut node);
         if let Some(count) = shown_before {
             let dump = take_dump(&mut node);
             let mut head = node.installed();
@@ -61,6 +62,7 @@ fn what_is_left_of_a_dump_of_before_a_lost_connection_ends_no_denial() {
         let mut node = read_but_southbound(node, &before, &rules);
         node.waiting = Some(VecDeque::new());
         node.give(Input::Sb(southbound(&node, &rules)));
+        carry_out_until_dump(&mut node);
         if is_lost {
             let dump = take_dump(&mut node);
             let flows = node.installed();

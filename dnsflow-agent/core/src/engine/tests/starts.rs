@@ -44,13 +44,15 @@ pub(super) fn carry_out_until_dump(node: &mut Node) {
     }
 }
 
-/// Carries out what comes before the next dump, and takes its command out. Returns its number.
+/// Carries out what comes before the next dump, within a minute, and takes its command out. Returns its number.
 pub(super) fn take_dump(node: &mut Node) -> u32 {
-    while !node.waiting.iter().flatten().next().is_some_and(is_dump) {
+    let end = node.now + Duration::from_secs(60);
+    while node.now < end && !node.waiting.iter().flatten().any(is_dump) {
         if !node.carry_out_next() {
             node.pass(Duration::from_secs(1));
         }
     }
+    carry_out_until_dump(node);
     let waiting = node.waiting.as_mut().expect("commands wait");
     waiting.pop_front();
     node.dump

@@ -62,6 +62,20 @@ fn what_a_start_has_not_removed_yet_is_not_left_to_the_rule_that_has_come_since(
     assert_eq!(open, []);
 }
 
+/// The agent ends with a snapshot of now. Whether the next one has the address open, which is in use.
+fn is_open_behind_restart(
+    mut before: Node,
+    way: Option<u32>,
+    rules: &[Rule],
+    address: [u8; 4],
+) -> bool {
+    let saved = before.engine.saved(before.now);
+    before.waiting = None;
+    let mut node = next(&mut before, saved, way, rules);
+    use_for(&mut node, Duration::from_secs(600));
+    is_open_at_all(&node, address)
+}
+
 /// An edit while the switch is away, or does not answer. The time of the name ends meanwhile, and then the agent.
 #[test]
 fn what_an_edit_closes_is_not_left_to_the_rule_in_its_place_by_a_restart_before_the_switch_follows()
@@ -81,11 +95,8 @@ fn what_an_edit_closes_is_not_left_to_the_rule_in_its_place_by_a_restart_before_
             }
             edit(&mut before, &rules);
             before.pass(Duration::from_secs(60));
-            let saved = before.engine.saved(before.now);
-            before.waiting = None;
-            let mut node = next(&mut before, saved, way, &rules);
-            use_for(&mut node, Duration::from_secs(600));
-            open.extend(is_open_at_all(&node, ADDRESS).then_some((way, is_away)));
+            let is_open = is_open_behind_restart(before, way, &rules, ADDRESS);
+            open.extend(is_open.then_some((way, is_away)));
         }
     }
     assert_eq!(open, []);
@@ -176,11 +187,8 @@ fn a_rule_that_comes_back_does_not_get_what_the_rule_between_has_opened_behind_a
         }
         edit(&mut before, &back);
         before.pass(Duration::from_secs(90));
-        let saved = before.engine.saved(before.now);
-        before.waiting = None;
-        let mut node = next(&mut before, saved, None, &back);
-        use_for(&mut node, Duration::from_secs(300));
-        open.extend(is_open_at_all(&node, ADDRESS).then_some((is_busy, is_away)));
+        let is_open = is_open_behind_restart(before, None, &back, ADDRESS);
+        open.extend(is_open.then_some((is_busy, is_away)));
     }
     assert_eq!(open, []);
 }
@@ -235,9 +243,5 @@ fn beside_a_flow_that_is_always_refused_a_rule_that_comes_back_gets_nothing_of_t
     before.waiting = Some(VecDeque::new());
     edit(&mut before, &back);
     before.pass(Duration::from_secs(90));
-    let saved = before.engine.saved(before.now);
-    before.waiting = None;
-    let mut node = next(&mut before, saved, None, &back);
-    use_for(&mut node, Duration::from_secs(300));
-    assert!(!is_open_at_all(&node, OTHER));
+    assert!(!is_open_behind_restart(before, None, &back, OTHER));
 }
