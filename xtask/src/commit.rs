@@ -22,7 +22,8 @@ pub(crate) fn day() -> Result<String> {
     ])
 }
 
-fn git(arguments: &[&str]) -> Result<String> {
+/// The output of one command of git.
+pub(crate) fn git(arguments: &[&str]) -> Result<String> {
     let output = Command::new("git").args(arguments).output();
     let output = output.context("cannot ask git for the commit")?;
     ensure!(

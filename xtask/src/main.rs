@@ -10,6 +10,7 @@ mod image;
 mod interrupt;
 mod kind;
 mod labs;
+mod lines;
 mod paths;
 mod prepare;
 mod release;
@@ -58,6 +59,8 @@ enum Command {
     Cluster(cluster::ClusterCommand),
     /// Bring up a lab to play in
     Lab(labs::LabCommand),
+    /// Count the lines of product and tests
+    Lines,
 }
 
 fn main() -> ExitCode {
@@ -127,6 +130,7 @@ fn run(command: Command) -> Result<ExitCode> {
             interrupt::install()?;
             labs::run(command)
         }
+        Command::Lines => lines::run(),
     }?;
     Ok(ExitCode::SUCCESS)
 }
