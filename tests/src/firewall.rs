@@ -201,10 +201,13 @@ pub fn acl_match(network: &Network, rule: &RuleSpec, cluster: Cluster) -> String
             let version = if cidr.addr().is_ipv4() { 4 } else { 6 };
             let mut text = format!("ip{version}.dst == {cidr}");
             let is_served = |subnet: &&IpNet| cluster.dual_stack || subnet.addr().is_ipv4();
-            for subnet in network.subnets.iter().filter(is_served) {
-                if cidr.contains(subnet) || subnet.contains(cidr) {
-                    text += &format!(" && ip{version}.dst != {subnet}");
-                }
+            let subnets = network.subnets.iter().filter(is_served);
+            let subnets = subnets.filter(|subnet| cidr.contains(*subnet) || subnet.contains(cidr));
+            let excluded = subnets.map(|subnet| format!("ip{version}.dst != {subnet}"));
+            let excluded: Vec<_> = excluded.collect();
+            if !excluded.is_empty() {
+                // Without blanks (`getV4ClusterSubnetsExclusion` in its egressfirewall.go).
+                text += &format!(" && {}", excluded.join("&&"));
             }
             text
         }

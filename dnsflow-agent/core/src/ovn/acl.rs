@@ -2,12 +2,14 @@
 //! `(ip4.dst == $a1 || ip6.dst == $a2) && inport == @a3 && ((udp && ( udp.dst == 53 )) || (tcp))`.
 //!
 //! A match of another form is [`AclMatch::Other`], and no error: OVN alone serves rules without a name.
-//! Source of the form: `egressfirewall.go` of ovn-kubernetes, and recordings of its output.
+//! Source of the form: `generateMatch` in `egressfirewall.go` of ovn-kubernetes, and recordings of its output. Blanks may
+//! stand between all words, or be missing: it joins the networks that a rule leaves out without any.
 
-use std::{fmt, net::IpAddr, str::FromStr};
+use std::{fmt, iter, net::IpAddr, str::FromStr};
 
 use ipnet::IpNet;
 
+use super::hash::Family;
 use crate::values::flow::{Protocol, Transport};
 
 /// The destination in an ACL's match.
@@ -36,7 +38,8 @@ pub struct NodesMatch {
     pub transports: Vec<Transport>,
 }
 
-/// The match of a rule with a `cidrSelector`: `(ip4.dst == 0.0.0.0/0 && ip4.dst != 10.244.0.0/16) && inport == @a3`.
+/// The match of a rule with a `cidrSelector`, without its [`exclusions`]:
+/// `(ip4.dst == 0.0.0.0/0 && ip4.dst != 10.244.0.0/16&&ip4.dst != 10.246.0.0/16) && inport == @a3`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct NetworkMatch {
     /// The network, without the bits behind its prefix.
@@ -98,12 +101,20 @@ pub struct AclMatchError {
     rest: String,
 }
 
-/// The networks that a rule's match leaves out: `ip4.dst != 10.244.0.0/16`. ovn-kubernetes leaves
-/// out the networks of the cluster that a rule by CIDR would touch, and no others (`generateMatch`
-/// in its egressfirewall.go).
-pub fn excluded_networks(text: &str) -> impl Iterator<Item = IpNet> {
-    let parts = text.split(".dst != ").skip(1);
-    parts.filter_map(|part| part.split([' ', ')']).next()?.parse().ok())
+/// Where a match leaves out networks: ` && ip4.dst != 10.244.0.0/16&&ip4.dst != 10.246.0.0/16`; empty where it does not.
+/// ovn-kubernetes leaves out the networks of the cluster that a rule by CIDR would touch, and no others.
+pub fn exclusions(text: &str) -> &str {
+    let mut cursor = Cursor { rest: text };
+    match cursor.take("(").then(|| cursor.destination()) {
+        Some(Ok((_, exclusions))) => exclusions,
+        _ => "",
+    }
+}
+
+/// The networks of [`exclusions`].
+pub fn excluded_networks(exclusions: &str) -> impl Iterator<Item = IpNet> {
+    let mut cursor = Cursor { rest: exclusions };
+    iter::from_fn(move || cursor.exclusion())
 }
 
 #[cfg(test)]
@@ -124,34 +135,23 @@ pub fn parse(text: &str) -> Result<AclMatch, AclMatchError> {
     let mut cursor = Cursor { rest: text };
     cursor.expect("(", "`(`")?;
     let (mut v4, mut v6) = (None, None);
-    let mut nodes = Vec::new();
+    let (mut nodes, mut networks) = (Vec::new(), Vec::new());
     loop {
-        let (family, is_ipv6) = if cursor.take("ip4.dst") {
-            (&mut v4, false)
-        } else if cursor.take("ip6.dst") {
-            (&mut v6, true)
-        } else {
-            return Ok(AclMatch::Other);
-        };
-        if !cursor.take("==") {
-            return Ok(AclMatch::Other);
-        }
-        if cursor.take("$a") {
-            *family = Some(cursor.number("an address set's hash")?);
-        } else if let Some(address) = cursor.parsed::<IpAddr>()
-            && address.is_ipv6() == is_ipv6
-        {
-            nodes.push(address);
-        } else {
-            let network = cursor.network_match(is_ipv6);
-            return Ok(network.map_or(AclMatch::Other, AclMatch::Network));
+        let (to, _) = cursor.destination()?;
+        match to {
+            To::Set(Family::V4, hash) => v4 = Some(hash),
+            To::Set(Family::V6, hash) => v6 = Some(hash),
+            To::Node(address) => nodes.push(address),
+            To::Network(network) => networks.push(network),
+            To::Other => return Ok(AclMatch::Other),
         }
         if !cursor.take("||") {
             break;
         }
     }
     let rest = cursor.port_group_and_transports();
-    if nodes.is_empty() {
+    let is_name = v4.is_some() || v6.is_some();
+    if is_name && nodes.is_empty() && networks.is_empty() {
         let (port_group, transports) = rest?;
         return Ok(AclMatch::Name(NameMatch {
             v4,
@@ -160,9 +160,12 @@ pub fn parse(text: &str) -> Result<AclMatch, AclMatchError> {
             transports,
         }));
     }
-    // OVN alone serves rules by node: here, a form that is not understood is no error.
-    Ok(match rest {
-        Ok((_, transports)) if (v4, v6) == (None, None) => {
+    // OVN alone serves rules by node and by CIDR: there, a form that is not understood is no error.
+    let Ok((_, transports)) = rest else {
+        return Ok(AclMatch::Other);
+    };
+    Ok(match (is_name, &*nodes, &*networks) {
+        (false, [_, ..], []) => {
             nodes.sort_unstable();
             nodes.dedup();
             AclMatch::Nodes(NodesMatch {
@@ -170,8 +173,24 @@ pub fn parse(text: &str) -> Result<AclMatch, AclMatchError> {
                 transports,
             })
         }
+        (false, [], [network]) => AclMatch::Network(NetworkMatch {
+            network: network.trunc(),
+            transports,
+        }),
         _ => AclMatch::Other,
     })
+}
+
+/// One destination of a match.
+enum To {
+    /// `ip4.dst == $a1`
+    Set(Family, u64),
+    /// `ip4.dst == 172.18.0.2`
+    Node(IpAddr),
+    /// `ip4.dst == 0.0.0.0/0`
+    Network(IpNet),
+    /// Another form.
+    Other,
 }
 
 struct Cursor<'a> {
@@ -226,32 +245,56 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Takes the text up to a blank or a bracket, if it can be parsed.
-    fn parsed<T: FromStr>(&mut self) -> Option<T> {
+    /// Takes the text up to a blank, a bracket or an operator.
+    fn value(&mut self) -> &'a str {
         let text = self.rest.trim_start();
-        let end = text.find([' ', ')']).unwrap_or(text.len());
-        let (text, rest) = text.split_at(end);
-        let parsed = text.parse().ok()?;
+        let end = text.find([' ', ')', '&', '|']).unwrap_or(text.len());
+        let (value, rest) = text.split_at(end);
         self.rest = rest;
-        Some(parsed)
+        value
     }
 
-    /// `0.0.0.0/0 && ip4.dst != 10.244.0.0/16) && inport == @a3`, and the ports if there are any.
-    fn network_match(&mut self, is_ipv6: bool) -> Option<NetworkMatch> {
-        let destination = if is_ipv6 { "ip6.dst" } else { "ip4.dst" };
-        let network: IpNet = self.parsed()?;
-        if network.addr().is_ipv6() != is_ipv6 {
+    /// `ip4.dst` or `ip6.dst`, and the operator behind it.
+    fn family(&mut self, operator: &str) -> Option<Family> {
+        let family = if self.take("ip4.dst") {
+            Family::V4
+        } else if self.take("ip6.dst") {
+            Family::V6
+        } else {
             return None;
+        };
+        self.take(operator).then_some(family)
+    }
+
+    /// Takes one of the destinations with `||` between them. Returns its [`exclusions`], too.
+    fn destination(&mut self) -> Result<(To, &'a str), AclMatchError> {
+        let Some(family) = self.family("==") else {
+            return Ok((To::Other, ""));
+        };
+        if self.take("$a") {
+            let hash = self.number("an address set's hash")?;
+            return Ok((To::Set(family, hash), ""));
         }
-        while self.take("&&") {
-            let is_left_out = self.take(destination) && self.take("!=");
-            is_left_out.then(|| self.parsed::<IpNet>())??;
+        let value = self.value();
+        if let Ok(address) = value.parse()
+            && Family::of(address) == family
+        {
+            return Ok((To::Node(address), ""));
         }
-        let (_, transports) = self.port_group_and_transports().ok()?;
-        Some(NetworkMatch {
-            network: network.trunc(),
-            transports,
-        })
+        let exclusions = self.rest;
+        while self.exclusion().is_some() {}
+        let exclusions = &exclusions[..exclusions.len() - self.rest.len()];
+        let to = network(value, family).map_or(To::Other, To::Network);
+        Ok((to, exclusions))
+    }
+
+    /// Takes `&& ip4.dst != 10.244.0.0/16`, if it comes next.
+    fn exclusion(&mut self) -> Option<IpNet> {
+        let mut ahead = Cursor { rest: self.rest };
+        let family = ahead.take("&&").then(|| ahead.family("!=")).flatten()?;
+        let network = network(ahead.value(), family)?;
+        self.rest = ahead.rest;
+        Some(network)
     }
 
     fn end(&self) -> Result<(), AclMatchError> {
@@ -319,6 +362,12 @@ impl<'a> Cursor<'a> {
         self.expect(")", "`)` of the ports")?;
         Ok(transports)
     }
+}
+
+/// A network, if it is one of this family.
+fn network(text: &str, family: Family) -> Option<IpNet> {
+    let network: IpNet = text.parse().ok()?;
+    (Family::of(network.addr()) == family).then_some(network)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The names that ovn-kubernetes gives to the address sets of DNS names.
 
-use std::fmt;
+use std::{fmt, net::IpAddr};
 
 use crate::values::name::DnsName;
 
@@ -11,6 +11,16 @@ pub enum Family {
     V4,
     /// IPv6.
     V6,
+}
+
+impl Family {
+    /// The family of an address.
+    pub const fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
 }
 
 impl fmt::Display for Family {

@@ -8,7 +8,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::acl::excluded_networks;
+use super::acl::{excluded_networks, exclusions};
 use super::hash::default_port_group;
 use super::rows::{
     Acl, Changes, Datapath, Encapsulation, GatewayPort, LoadBalancer, LogicalFlow, LogicalSwitch,
@@ -305,8 +305,10 @@ pub struct OvnView {
     load_balancers: Table<LoadBalancer>,
     node_sets: Table<NodeSet>,
     encapsulations: Table<Encapsulation>,
-    /// The networks that ACLs leave out, and the number of ACLs that do.
-    excluded: BTreeMap<(Concerned, IpNet), usize>,
+    /// What ACLs leave out ([`exclusions`]), and the number of ACLs that do. Not by network: a user-defined network can
+    /// have 400 (`Layer3Config` in ovn-kubernetes' go-controller/pkg/crd/userdefinednetwork/v1/shared.go), which each
+    /// ACL of its namespaces repeats.
+    excluded: BTreeMap<(Concerned, String), usize>,
     services_at: AddressIndex,
     /// The load balancers that lead to each address.
     backends_at: AddressIndex,
@@ -453,27 +455,28 @@ impl OvnView {
         acls
     }
 
-    /// Counts the ACLs that leave out each network.
+    /// Counts the ACLs that leave out the same.
     fn count_excluded(&mut self, old: Option<&Acl>, new: Option<&Acl>) {
-        let networks = |acl: Option<&Acl>| {
-            let matches = acl.map(|acl| acl.matches.as_str()).unwrap_or_default();
-            let networks = excluded_networks(matches);
-            networks
-                .filter_map(|network| Some((concerned(acl?), network)))
-                .collect::<Vec<_>>()
+        let excluded = |acl: &Acl| {
+            let exclusions = exclusions(&acl.matches);
+            (!exclusions.is_empty()).then(|| (concerned(acl), exclusions.to_owned()))
         };
-        for network in networks(new) {
-            let count = self.excluded.entry(network).or_insert(0);
+        let [old, new] = [old, new].map(|acl| acl.and_then(excluded));
+        if old == new {
+            return;
+        }
+        if let Some(new) = new {
+            let count = self.excluded.entry(new).or_insert(0);
             *count += 1;
             self.pod_networks_changed |= *count == 1;
         }
-        for network in networks(old) {
-            if let Some(count) = self.excluded.get_mut(&network) {
-                *count -= 1;
-                if *count == 0 {
-                    self.excluded.remove(&network);
-                    self.pod_networks_changed = true;
-                }
+        if let Some(old) = old
+            && let Some(count) = self.excluded.get_mut(&old)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.excluded.remove(&old);
+                self.pod_networks_changed = true;
             }
         }
     }
@@ -534,9 +537,9 @@ impl OvnView {
             let networks = pods.entry(on(switch.network.as_ref())).or_default();
             networks.extend(switch.networks.iter().copied());
         }
-        for (concerned, network) in self.excluded.keys() {
+        for (concerned, exclusions) in self.excluded.keys() {
             let networks = pods.entry(concerned.clone()).or_default();
-            networks.insert(*network);
+            networks.extend(excluded_networks(exclusions));
         }
         pods.retain(|_, networks| !networks.is_empty());
         pods

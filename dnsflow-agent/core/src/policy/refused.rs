@@ -654,6 +654,8 @@ pub(crate) struct RefusedAddresses {
     shared: BTreeMap<IpAddr, BTreeSet<String>>,
     /// Other networks and Services at the address of a trusted DNS server, as reported.
     covered: BTreeMap<Resolver, BTreeSet<String>>,
+    /// Whether networks of pods have no room.
+    are_left_out: bool,
     /// The networks whose addresses the kernel leaves to the agent.
     left_by_kernel: BTreeSet<IpNet>,
     /// The single addresses that it leaves to the agent.
@@ -675,6 +677,7 @@ impl RefusedAddresses {
             overridden: BTreeMap::new(),
             shared: BTreeMap::new(),
             covered: BTreeMap::new(),
+            are_left_out: false,
             left_by_kernel: BTreeSet::new(),
             addresses_left: BTreeSet::new(),
             left_changed: BTreeMap::new(),
@@ -727,7 +730,8 @@ impl RefusedAddresses {
         let before = std::mem::replace(&mut self.refusals.learned.pods, pods.collect());
         let pods = &self.refusals.learned.pods;
         let known = pods.get(&Concerned::Everybody);
-        if known != before.get(&Concerned::Everybody) {
+        let were_left_out = std::mem::replace(&mut self.are_left_out, left_out > 0);
+        if known != before.get(&Concerned::Everybody) || were_left_out != self.are_left_out {
             out.report(Report::ClusterNetworks {
                 networks: known.cloned().unwrap_or_default().0,
                 left_out,
@@ -1061,19 +1065,21 @@ impl RefusedAddresses {
     }
 }
 
-/// The networks within the limit: first those that concern everybody, then the largest.
+/// The networks within the limit: first those that concern everybody, then the largest of each tenant, then the second
+/// largest of each. So whoever has most loses its smallest.
 fn limited(pods: PodNetworks) -> PodNetworks {
     let networks = pods.into_iter().flat_map(|(concerned, networks)| {
-        networks
-            .into_iter()
-            .map(move |network| (concerned.clone(), network))
+        let mut networks: Vec<_> = networks.into_iter().collect();
+        networks.sort_by_key(IpNet::prefix_len);
+        let networks = networks.into_iter().enumerate();
+        networks.map(move |(rank, network)| (rank, concerned.clone(), network))
     });
     let mut networks: Vec<_> = networks.collect();
-    // `Everybody` is the first in order.
-    networks.sort_by_key(|(whose, net)| (*whose != Concerned::Everybody, net.prefix_len()));
+    let place = |rank, whose: &_| (*whose != Concerned::Everybody, rank);
+    networks.sort_by_key(|(rank, whose, network)| (place(*rank, whose), network.prefix_len()));
     networks.truncate(CLUSTER_NETWORKS_MAX);
     let mut limited = PodNetworks::new();
-    for (concerned, network) in networks {
+    for (_, concerned, network) in networks {
         limited.entry(concerned).or_default().insert(network);
     }
     limited

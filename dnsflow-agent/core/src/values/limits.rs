@@ -169,8 +169,8 @@ pub const NAMES_PER_ADDRESS_MAX: usize = 64;
 /// most names forgets one (`docs/decisions/budgets.md`). A name with its entry takes 400 to 700
 /// bytes, at most 255 of them for the name.
 pub const CACHED_NAMES_MAX: usize = 1 << 18;
-/// Networks of pods that are learned from OVN. Beyond, the smallest user-defined networks are left
-/// out: each concerns its own pods alone.
+/// Networks of pods that are learned from OVN. Beyond, the user-defined network or namespace that has most loses its
+/// smallest: each concerns its own pods alone.
 pub const CLUSTER_NETWORKS_MAX: usize = 4096;
 /// Refused addresses of one pod that are remembered as reported; with more, each is reported again.
 pub const REFUSALS_REPORTED_MAX: usize = 64;

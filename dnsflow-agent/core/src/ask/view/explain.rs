@@ -368,10 +368,7 @@ impl<'a> Destined<'a> {
     /// Whether ovn-kubernetes has resolved the name of a rule to it; `None` where that is not known.
     fn is_in_set_of(&self, rule: &DnsName) -> Option<bool> {
         let address = self.asked.address?;
-        let family = match address {
-            IpAddr::V4(_) => Family::V4,
-            IpAddr::V6(_) => Family::V6,
-        };
+        let family = Family::of(address);
         match self.asked.sets {
             Sets::Unknown => None,
             Sets::Unlikely if self.is_nameless() => None,

@@ -987,6 +987,51 @@ fn a_name_that_a_rule_has_come_to_mention_is_judged_by_its_address() {
     assert_eq!(unheard.verdict, Verdict::Depends);
 }
 
+/// The ACL of a rule for all addresses, as ovn-kubernetes writes it for a cluster, or a user-defined network, with several
+/// networks of one IP version. A user-defined network can get further ones.
+#[test]
+fn a_pod_in_any_network_of_several_is_in_the_cluster() {
+    for group in [GROUP, "a777"] {
+        let rules = [allow("example.com"), deny_all()];
+        let mut node = node(&rules);
+        let mut excluded = vec!["ip4.dst != 10.244.0.0/16", "ip4.dst != 203.0.113.0/24"];
+        let exclude = |node: &mut Node, excluded: &[&str]| {
+            let excluded = excluded.join("&&");
+            let all = format!("(ip4.dst == 0.0.0.0/0 && {excluded}) && inport == @{group}");
+            let acl = acl(1, &rules).map(|acl| Acl {
+                matches: all.clone(),
+                ..acl
+            });
+            let flow = logical_flow(1, &rules).map(|flow| LogicalFlow {
+                matches: format!("reg0[8] == 1 && ({all})"),
+                ..flow
+            });
+            node.give(Input::Nb(NbUpdate {
+                acls: vec![(acl_row(1), acl)],
+                ..NbUpdate::default()
+            }));
+            node.give(Input::Sb(SbUpdate {
+                logical_flows: vec![(logical_flow_row(1), flow)],
+                ..SbUpdate::default()
+            }));
+        };
+        exclude(&mut node, &excluded);
+        let further = [198, 51, 100, 1];
+        node.answer("p1", "example.com", &[ADDRESS, further], 600);
+        assert_eq!(node.destinations(), ["198.51.100.1".to_owned()].into());
+        let refused: Vec<_> = node.engine.refused().iter().collect();
+        assert!(refused.contains(&(Refused::Cluster, 1)), "{refused:?}");
+        let in_cluster = (Verdict::Allowed, Reason::InCluster, None);
+        assert_eq!(reason(&node, TARGET), in_cluster, "{group}");
+        assert_eq!(reason(&node, "10.244.1.7:443"), in_cluster, "{group}");
+        assert!(matches!(judged(&node), Judged::NotJudged), "{group}");
+        excluded.push("ip4.dst != 198.51.100.0/24");
+        exclude(&mut node, &excluded);
+        assert_eq!(node.destinations(), BTreeSet::new());
+        assert_eq!(reason(&node, "198.51.100.1:443"), in_cluster, "{group}");
+    }
+}
+
 /// An EgressFirewall does not hold in the pod, and not in the cluster.
 #[test]
 fn destinations_in_pod_and_cluster_pass() {

@@ -212,6 +212,41 @@ fn networks_that_the_cluster_tells_replace_those_told_before_up_to_a_limit() {
     assert_eq!(check(&refused, "192.0.2.1"), Err(Refused::Cluster));
 }
 
+/// A user-defined network can have 400 networks, and a tenant many of them.
+#[test]
+fn a_tenant_with_many_networks_leaves_out_no_network_of_another() {
+    let mut refused = owner();
+    let many = (0..CLUSTER_NETWORKS_MAX as u32).map(|i| {
+        let address = Ipv4Addr::from(0x0a00_0000 + (i << 10));
+        IpNet::new(address.into(), 23).expect("few bits")
+    });
+    let pods = [
+        (Concerned::Network("many".into()), many.collect()),
+        (
+            Concerned::Network("small".into()),
+            networks(&["192.0.2.128/25"]).into_iter().collect(),
+        ),
+    ];
+    let mut out = Output::default();
+    for _ in 0..2 {
+        refused.learn(changes(pods.clone().into(), []), &mut out);
+    }
+    let check = |text: &str, network| refused.check(address(text), &row(Some(network)), None);
+    assert_eq!(check("192.0.2.129", "small"), Err(Refused::Cluster));
+    assert_eq!(check("10.0.0.1", "many"), Err(Refused::Cluster));
+    assert_eq!(check("10.63.252.1", "many"), Ok(()), "the last one");
+    refused.learn(changes(PodNetworks::new(), []), &mut out);
+    let told = out.reports.iter().filter_map(|report| match report {
+        Report::ClusterNetworks { left_out, .. } => Some(*left_out),
+        _ => None,
+    });
+    assert_eq!(
+        told.collect::<Vec<_>>(),
+        [1, 0],
+        "once, and when it is over"
+    );
+}
+
 #[test]
 fn networks_are_read_and_refused_with_the_cure() {
     assert_eq!(networks(&["10.1.2.3/8"]), networks(&["10.0.0.0/8"]));
@@ -642,8 +677,16 @@ fn change() -> impl Strategy<Value = Change> {
         some.prop_map(|texts| texts.into_iter().map(address).collect::<BTreeSet<_>>())
     };
     let network = || (0..NETWORKS.len()).prop_map(|at| NETWORKS[at].map(str::to_owned));
-    let acl = (0..3usize, any::<bool>()).prop_map(|(at, is_default)| {
-        let network = ["203.0.113.0/24", "198.51.100.0/24", "10.96.0.0/16"][at];
+    let excluded = subsequence(
+        &["203.0.113.0/24", "198.51.100.0/24", "10.96.0.0/16"][..],
+        1..4,
+    );
+    let acl = (excluded, any::<bool>()).prop_map(|(excluded, is_default)| {
+        // As ovn-kubernetes joins them.
+        let excluded: Vec<_> = excluded
+            .iter()
+            .map(|one| format!("ip4.dst != {one}"))
+            .collect();
         let namespace = "ns1";
         let group = match is_default {
             true => crate::ovn::hash::default_port_group(namespace),
@@ -654,7 +697,8 @@ fn change() -> impl Strategy<Value = Change> {
             rule_index: 0,
             priority: 10_000,
             matches: format!(
-                "(ip4.dst == 0.0.0.0/0 && ip4.dst != {network}) && inport == @{group}"
+                "(ip4.dst == 0.0.0.0/0 && {}) && inport == @{group}",
+                excluded.join("&&")
             ),
             action: "allow".into(),
         }
@@ -757,13 +801,10 @@ impl Rows {
                 true => Concerned::Namespace("ns1".into()),
                 false => Concerned::Everybody,
             };
-            let network = acl
-                .matches
-                .split("!= ")
-                .nth(1)
-                .and_then(|rest| rest.split(')').next());
-            let network = network.expect("one").parse().expect("a network");
-            pods.entry(whose).or_default().insert(network);
+            let excluded = acl.matches.split("!= ").skip(1);
+            let excluded = excluded.filter_map(|rest| rest.split(['&', ')']).next());
+            let excluded = excluded.map(|text| text.parse::<IpNet>().expect("a network"));
+            pods.entry(whose).or_default().extend(excluded);
         }
         pods.retain(|_, networks| !networks.is_empty());
         let pods = pods.into_iter();
