@@ -424,7 +424,7 @@ pub enum Problem {
     #[error("{0}")]
     Invalid(String),
     /// OVN has no ACL for the rule yet.
-    #[error("waiting for OVN's ACL for dnsName `{}`{}", .0.written(), wildcard_hint(.0))]
+    #[error("waiting for OVN's ACL for dnsName `{}`", .0.written())]
     NoAcl(DnsName),
     /// OVN has the ACL, but no logical flow of it.
     #[error(
@@ -469,16 +469,6 @@ pub enum Problem {
     /// ovn-kubernetes has not made ACLs of the EgressFirewall for a while.
     #[error("{0}")]
     NotTakenOver(NotTakenOver),
-}
-
-/// What else a rule may wait for.
-fn wildcard_hint(name: &DnsName) -> &'static str {
-    match name.is_wildcard() {
-        true => {
-            "; ovn-kubernetes refuses the whole EgressFirewall when it holds a wildcard and runs without --enable-dns-name-resolver"
-        }
-        false => "",
-    }
 }
 
 /// An EgressFirewall that ovn-kubernetes does not take over.

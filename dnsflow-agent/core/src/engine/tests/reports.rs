@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     io::report::{NewProblems, PresentProblems},
-    values::limits::{PROBLEM_TEXTS_MAX, REPORT_BURST_TIME, REPORT_INTERVAL},
+    values::limits::{PROBLEM_TEXTS_MAX, REPORT_BURST_TIME, REPORT_INTERVAL, TAKEOVER_MAX},
 };
 
 /// The problems of a namespace's rules, by rule index.
@@ -65,6 +65,20 @@ fn problems_are_told_once_and_withdrawn() {
     );
     node.set_ovn(&[allow("example.com"), deny_all()]);
     assert_eq!(problems_told(&node).pop(), Some(("ns1", Told::new())));
+}
+
+/// Its ACL comes a moment later, unless ovn-kubernetes runs without the feature for it.
+#[test]
+fn a_wildcard_is_said_to_need_an_option_only_once_its_acl_is_late() {
+    let mut node = Node::with(&[deny_all()]);
+    let rules = [allow("*.example.com"), deny_all()];
+    let option = "--enable-dns-name-resolver";
+    node.set_firewall(&rules);
+    let told = |node: &Node| format!("{:?}", problems_told(node));
+    assert!(told(&node).contains("waiting for OVN's ACL for dnsName `*.example.com`"));
+    assert!(!told(&node).contains(option), "{}", told(&node));
+    node.pass(TAKEOVER_MAX + Duration::from_secs(1));
+    assert!(told(&node).contains(option), "{}", told(&node));
 }
 
 #[test]
