@@ -271,18 +271,41 @@ impl Access<'_> {
 
     /// Checks addresses again: closes open ones that are never opened now, and opens those that were refused. Those that
     /// a load balancer leads to now get flows of their own later ([`Cache::compared`]).
-    pub(crate) fn recheck(&mut self, recheck: &Recheck, batch: &mut Batch, out: &mut Output) {
+    /// Returns the ports at which the kernel opens nothing any more.
+    pub(crate) fn recheck(
+        &mut self,
+        recheck: &Recheck,
+        batch: &mut Batch,
+        out: &mut Output,
+    ) -> Vec<PortId> {
         let ports = self.ports;
+        let mut closed = Vec::new();
         for (id, port) in ports.iter() {
             let namespace = self.policy.namespace_of_rules(&port.row);
             let networks = recheck.networks_of(&port.row, namespace);
+            if !networks.is_empty() && !self.may_be_opened_by_kernel(id) {
+                self.forget_classes(id, batch);
+                closed.push(id);
+            }
             let addresses = self.to_recheck(id, recheck, &networks);
             self.recheck_addresses(id, addresses, batch, out);
         }
+        closed
+    }
+
+    /// Whether the kernel may open addresses to a port: it knows all networks whose addresses are refused there.
+    pub(crate) fn may_be_opened_by_kernel(&self, id: PortId) -> bool {
+        self.ports.get(id).is_some_and(|port| {
+            let namespace = self.policy.namespace_of_rules(&port.row);
+            self.refused.kernel_knows_all(&port.row, namespace)
+        })
     }
 
     /// The same for all addresses of one port, whose network or namespace may be another one.
     pub(crate) fn recheck_port(&mut self, id: PortId, batch: &mut Batch, out: &mut Output) {
+        if !self.may_be_opened_by_kernel(id) {
+            self.forget_classes(id, batch);
+        }
         self.recheck_addresses(id, self.cache.addresses(id), batch, out);
     }
 

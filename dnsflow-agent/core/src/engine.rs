@@ -891,6 +891,9 @@ impl Engine {
     fn classify(&mut self, reading: &ReadAnswer) {
         let asker = reading.asked.asker;
         let (access, ..) = self.access();
+        if !access.may_be_opened_by_kernel(asker) {
+            return;
+        }
         let in_force: Vec<_> = access.groups_in_force(reading).collect();
         for (is_ipv6, id) in in_force {
             let names = self.names_at(asker);
@@ -943,9 +946,10 @@ impl Engine {
     fn recheck(&mut self, recheck: &Recheck, batch: &mut Batch) {
         if !recheck.is_empty() {
             let (mut access, switch, out) = self.access();
-            access.recheck(recheck, batch, out);
+            let closed = access.recheck(recheck, batch, out);
             // What has ended there, and waits, may have been open until now.
             switch.end(batch, access.is_rechecked(recheck));
+            self.end_earlier_at(&closed, batch.now());
         }
         if let Some(trusted) = self.answers.trusted() {
             self.told.refused.look_at_resolvers(trusted, &mut self.out);

@@ -229,6 +229,12 @@ impl Networks {
     }
 }
 
+/// Whether the kernel leaves a network of pods to the agent at every port, and not only at those that it concerns. A
+/// tenant can choose all addresses of the Internet for its network. Names seldom lead to private ones.
+fn is_left_at_all(whose: &Concerned, network: &IpNet) -> bool {
+    *whose == Concerned::Everybody || PRIVATE.iter().any(|private| private.contains(network))
+}
+
 fn overlap(one: &IpNet, other: &IpNet) -> bool {
     one.contains(&other.network()) || other.contains(&one.network())
 }
@@ -434,15 +440,28 @@ impl Refusals {
         self.translation.inner(address).map(IpAddr::V4)
     }
 
-    /// The networks whose addresses are refused to some port or to all.
+    /// The networks whose addresses the kernel leaves to the agent at every port: all that are refused to every port,
+    /// and some that are refused to a tenant alone ([`is_left_at_all`]).
     fn networks(&self) -> BTreeSet<IpNet> {
         let special = SPECIAL.iter().map(|(network, _)| network);
         let private = PRIVATE.iter().filter(|_| self.private);
-        let pods = self.learned.pods.values();
-        let of_cluster = pods.chain([&self.cluster, &self.denied, &self.learned.service_networks]);
-        let networks = of_cluster.flat_map(|networks| &networks.0);
-        let networks = networks.chain(special).chain(METADATA).chain(private);
-        networks.copied().collect()
+        let pods = self.learned.pods.iter().flat_map(|(whose, networks)| {
+            let networks = networks.0.iter();
+            networks.filter(|network| is_left_at_all(whose, network))
+        });
+        let of_all = [&self.cluster, &self.denied, &self.learned.service_networks];
+        let networks = of_all.into_iter().flat_map(|networks| &networks.0);
+        let networks = networks.chain(pods).chain(special).chain(METADATA);
+        networks.chain(private).copied().collect()
+    }
+
+    /// Whether these are all networks that are refused to a port.
+    fn are_all_left(&self, whose: Whose<'_>) -> bool {
+        whose.concerned().all(|whose| {
+            let networks = self.learned.pods.get(&whose);
+            let mut networks = networks.into_iter().flat_map(|networks| &networks.0);
+            networks.all(|network| is_left_at_all(&whose, network))
+        })
     }
 
     /// Whether the address is refused by itself to some port or to all.
@@ -951,6 +970,11 @@ impl RefusedAddresses {
         #[cfg(test)]
         self.work.update(|work| work + 1);
         self.refusals.check_for(address, Whose::of(row, namespace))
+    }
+
+    /// Whether the kernel knows all networks that are refused to this port. If not, it opens nothing there.
+    pub(crate) fn kernel_knows_all(&self, row: &Interface, namespace: Option<&str>) -> bool {
+        self.refusals.are_all_left(Whose::of(row, namespace))
     }
 
     /// Whether an address belongs to the cluster itself, as this port sees it; nodes are outside.

@@ -2,6 +2,7 @@
 
 use super::{
     edits::{config, node},
+    kernel_opens::own_networks,
     limits::many,
     restart::{read_but_southbound, southbound, started},
     starts::{edit, is_open_at_all},
@@ -185,6 +186,14 @@ fn earlier_programs_open_nothing_behind_a_further_refused_network() {
     let (mut node, _) = started_beside_earlier_programs(&rules(), &rules());
     assert!(node.earlier_open);
     node.give(Input::NodeAddresses(BTreeSet::from([FRESH.into()])));
+    assert!(!node.earlier_open);
+}
+
+/// They leave no public network of a tenant to the agent.
+#[test]
+fn earlier_programs_open_nothing_behind_a_further_network_of_the_tenant() {
+    let (mut node, _) = started_beside_earlier_programs(&rules(), &rules());
+    own_networks(&mut node, &["198.51.100.0/24"]);
     assert!(!node.earlier_open);
 }
 

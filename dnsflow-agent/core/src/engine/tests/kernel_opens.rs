@@ -49,6 +49,16 @@ fn is_marked(node: &Node, address: [u8; 4]) -> bool {
     node.marks.contains_key(&place)
 }
 
+fn has_removed_marks(node: &Node) -> bool {
+    node.log.iter().any(|command| match command {
+        Command::Mark(changes) => {
+            let is_removal = |change: &MarkChange| matches!(change, MarkChange::Remove { .. });
+            changes.iter().any(is_removal)
+        }
+        _ => false,
+    })
+}
+
 #[test]
 fn a_further_address_of_a_class_is_open_before_the_agent_knows() {
     let mut node = opening();
@@ -148,16 +158,77 @@ fn an_address_that_is_refused_is_left_to_the_agent() {
     let mut node = opening();
     node.answer("p1", "meta.example.com", &[metadata], 600);
     assert!(!is_marked(&node, metadata));
-    let was_marked = node.log.iter().any(|command| match command {
-        Command::Mark(changes) => {
-            let is_removal = |change: &MarkChange| matches!(change, MarkChange::Remove { .. });
-            changes.iter().any(is_removal)
-        }
-        _ => false,
-    });
-    assert!(!was_marked, "the kernel had opened it");
+    assert!(!has_removed_marks(&node), "the kernel had opened it");
     let refused = node.engine.refused().iter();
     assert_eq!(refused.map(|(_, count)| count).sum::<u64>(), 1);
+}
+
+/// A tenant's network with these pods, on which no pod of the node is.
+fn network_of_another(node: &mut Node, pods: &[&str]) {
+    let networks = pods.iter().map(|text| text.parse().expect("a network"));
+    let switch = LogicalSwitch {
+        network: Some("another.network".into()),
+        is_primary: true,
+        networks: networks.collect(),
+    };
+    node.give(Input::Nb(NbUpdate {
+        switches: vec![(RowId::new(0x5175), Some(switch))],
+        ..NbUpdate::default()
+    }));
+}
+
+/// The networks of pods that an ACL leaves out are others, on the user-defined network of the namespace.
+pub(super) fn own_networks(node: &mut Node, pods: &[&str]) {
+    let excluded = pods.iter().map(|one| format!("ip4.dst != {one}"));
+    let excluded: Vec<_> = excluded.collect();
+    let acl = acl(1, &rules()).map(|acl| Acl {
+        matches: match pods {
+            [] => acl.matches,
+            _ => format!(
+                "(ip4.dst == 0.0.0.0/0 && {}) && inport == @a777",
+                excluded.join("&&")
+            ),
+        },
+        ..acl
+    });
+    node.give(Input::Nb(NbUpdate {
+        acls: vec![(acl_row(7), acl)],
+        ..NbUpdate::default()
+    }));
+}
+
+/// A tenant chooses the addresses of its network.
+#[test]
+fn addresses_of_a_tenants_network_are_left_to_the_agent_for_its_own_ports_alone() {
+    let mut node = opening();
+    network_of_another(&mut node, &["203.0.113.0/24", "0.0.0.0/1"]);
+    node.answer("p1", "cdn.example.com", &[FRESH], 600);
+    assert_eq!(node.engine.counters().addresses_opened_by_kernel, 1);
+    assert_eq!(node.kernel.classes.len(), 1);
+
+    let told = |node: &mut Node, name: &str, last| {
+        let address = [198, 51, 100, last];
+        node.answer("p1", &format!("{name}.example.com"), &[address], 600);
+        assert!(is_marked(node, address));
+    };
+    own_networks(&mut node, &["10.9.0.0/16", "203.0.113.0/24"]);
+    assert!(!is_marked(&node, FRESH), "it is a pod's");
+    for last in 1..4 {
+        told(&mut node, "img", last);
+        assert_eq!(node.kernel.classes, Default::default());
+    }
+    assert_eq!(node.engine.counters().addresses_opened_by_kernel, 1);
+
+    // Names seldom lead to private addresses: these are left to the agent for all.
+    own_networks(&mut node, &["10.9.0.0/16"]);
+    told(&mut node, "doc", 4);
+    assert_eq!(node.kernel.classes.len(), 1);
+    told(&mut node, "new", 5);
+    assert_eq!(node.engine.counters().addresses_opened_by_kernel, 2);
+    node.log.clear();
+    node.answer("p1", "vpn.example.com", &[[10, 9, 0, 1]], 600);
+    assert!(!is_marked(&node, [10, 9, 0, 1]));
+    assert!(!has_removed_marks(&node), "the kernel had opened it");
 }
 
 #[test]
