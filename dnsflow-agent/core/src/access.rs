@@ -942,6 +942,25 @@ impl Access<'_> {
         });
     }
 
+    /// Removes the marks of an earlier run for whose addresses there is no room.
+    pub(crate) fn remove_without_room(
+        &mut self,
+        marks: &mut Vec<(PortId, MarkFound)>,
+        batch: &mut Batch,
+        out: &mut Output,
+    ) {
+        let removed = self.cache.take_without_room(marks);
+        out.counters.marks_removed += removed.len() as u64;
+        for (port, found, limit) in removed {
+            let MarkFound {
+                ifindex, address, ..
+            } = found;
+            batch.mark(MarkChange::Remove { ifindex, address });
+            let whose = |port| whose(self.ports, self.policy, port);
+            self.cache.limit_reached(port, limit, &whose, out);
+        }
+    }
+
     /// Adopts the marks of an earlier run whose flows, which may be in `found`, today's rules would still write, for
     /// addresses whose names are not known. Removes all other marks from the kernel, but for those of addresses that
     /// were told again meanwhile, or whose groups are not in force ([`Cache::end_former`]). A number of flows that were

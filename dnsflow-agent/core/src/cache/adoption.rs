@@ -1,6 +1,7 @@
 //! The state that outlives the agent: the flows of an earlier run, which entries adopt, and the snapshot.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -14,11 +15,13 @@ use crate::{
         ports::Key,
         snapshot::{Saved, SavedEntry, Snapshot},
     },
+    io::input::MarkFound,
     pods::ports::Ports,
     policy::plan::RuleInPlace,
     values::{
         flow::{Cookie, FlowKey},
         ids::PortId,
+        limits::{Limit, MARKS_ADOPTED_MAX},
         name::DomainName,
     },
 };
@@ -117,6 +120,47 @@ impl Cache {
         self.ports.change(port, |port| {
             port.entries.adopt(address, flow, term, latest_end)
         })
+    }
+
+    /// Takes out the marks of an earlier run for whose addresses there is no room, with the limit: of a port's addresses,
+    /// those that were used last stay, and ports take turns up to the limit of the node. A known address has its room.
+    pub(crate) fn take_without_room(
+        &self,
+        marks: &mut Vec<(PortId, MarkFound)>,
+    ) -> Vec<(PortId, MarkFound, Limit)> {
+        marks.sort_unstable_by_key(|(_, found)| Reverse((found.used_at, found.until)));
+        let mut unknown: BTreeMap<PortId, usize> = BTreeMap::new();
+        let mut in_turns: Vec<(usize, PortId, MarkFound)> = Vec::with_capacity(marks.len());
+        for (port, found) in marks.drain(..) {
+            let turn = match self.entry(port, found.address) {
+                Some(_) => 0,
+                None => {
+                    let of_port = unknown.entry(port).or_default();
+                    *of_port += 1;
+                    *of_port
+                }
+            };
+            in_turns.push((turn, port, found));
+        }
+        in_turns.sort_by_key(|(turn, ..)| *turn);
+        let taken = self.ports.totals().taken();
+        let room_of_node = self.limits.names_per_node_max.saturating_sub(taken);
+        let room_of_node = room_of_node.min(MARKS_ADOPTED_MAX);
+        let mut adopted = 0;
+        let mut left_out = Vec::new();
+        for (turn, port, found) in in_turns {
+            let room = self.limits.addresses_per_port_max;
+            let room = room.saturating_sub(self.count(port));
+            if turn > room {
+                left_out.push((port, found, Limit::AddressesOfPod));
+            } else if turn > 0 && adopted >= room_of_node {
+                left_out.push((port, found, Limit::NamesOfNode));
+            } else {
+                adopted += usize::from(turn > 0);
+                marks.push((port, found));
+            }
+        }
+        left_out
     }
 
     /// The flows of the earlier run have been adopted, or are being removed.

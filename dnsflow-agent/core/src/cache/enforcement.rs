@@ -98,7 +98,7 @@ impl Cache {
             && entries.len() + addresses <= limits.addresses_per_port_max
             && entries.sizes().names + addresses <= limits.names_per_port_max()
             && entries.of_name(name).len() + addresses <= limits.addresses_per_name_max
-            && totals.names() + addresses <= limits.names_per_node_max
+            && totals.taken() + addresses <= limits.names_per_node_max
             && totals.denied_names.total() + addresses <= limits.denied_names_per_node_max();
         match has_room {
             true => 0,

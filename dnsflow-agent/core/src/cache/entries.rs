@@ -79,6 +79,8 @@ pub(super) struct Sizes {
     pub(super) names: usize,
     /// Those of them that a rule denies.
     pub(super) denied_names: usize,
+    /// Addresses with adopted flows.
+    pub(super) adopting: usize,
     /// Flows of their own.
     pub(super) flows: usize,
     /// Those of them that have addresses with more flows than there is always room for ([`FLOWS_OF_RULE`]).
@@ -133,7 +135,10 @@ impl Entries {
 
     /// How much they have together.
     pub(super) fn sizes(&self) -> Sizes {
-        self.sizes
+        Sizes {
+            adopting: self.adopting.len(),
+            ..self.sizes
+        }
     }
 
     /// An entry, if there is one.

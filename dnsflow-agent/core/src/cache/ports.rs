@@ -61,6 +61,8 @@ pub(super) struct Totals {
     pub(super) denied_names: Shares<SandboxId>,
     /// The number of all other names of each pod.
     pub(super) other_names: Shares<SandboxId>,
+    /// The number of addresses with adopted flows, most of which have no name.
+    adopting: usize,
     /// The number of flows that entries have of their own.
     pub(super) flows: usize,
     /// Those of them of each pod that have addresses with more than there is always room for
@@ -222,11 +224,18 @@ impl Totals {
         self.denied_names
             .change(pod, before.denied_names, after.denied_names);
         self.other_names.change(pod, others(before), others(after));
+        self.adopting = self.adopting + after.adopting - before.adopting;
     }
 
     /// How many names all addresses have.
     pub(super) fn names(&self) -> usize {
         self.denied_names.total() + self.other_names.total()
+    }
+
+    /// How much of the node's room for names is taken. An adopted address counts as a name: so there are no more marks
+    /// than there is room for in the kernel.
+    pub(super) fn taken(&self) -> usize {
+        self.names() + self.adopting
     }
 }
 

@@ -114,7 +114,7 @@ impl Cache {
     fn make_room_on_node(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
         let Resolution { port, term, .. } = learning.resolution;
         let totals = self.ports.totals();
-        if totals.names() < self.limits.names_per_node_max {
+        if totals.taken() < self.limits.names_per_node_max {
             return Ok(());
         }
         let (denied, others) = (&totals.denied_names, &totals.other_names);

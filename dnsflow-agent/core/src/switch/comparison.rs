@@ -403,7 +403,9 @@ impl Switch {
         }
         if !more {
             if reading.is_first {
-                access.keep_marks(&mut self.comparison.marks, reading, &mut batch);
+                let marks = &mut self.comparison.marks;
+                access.keep_marks(marks, reading, &mut batch);
+                access.remove_without_room(marks, &mut batch, out);
             }
             access.classes.marks_read(reading.since);
             let missing = access.cache.marks_read(reading, &mut batch);

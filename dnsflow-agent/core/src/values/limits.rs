@@ -169,6 +169,8 @@ pub const NAMES_PER_ADDRESS_MAX: usize = 64;
 /// most names forgets one (`docs/decisions/budgets.md`). A name with its entry takes 400 to 700
 /// bytes, at most 255 of them for the name.
 pub const CACHED_NAMES_MAX: usize = 1 << 18;
+// Each address with a mark has a name, or counts as one: the kernel has room for all.
+const _: () = assert!(CACHED_NAMES_MAX <= dnsflow_common::key::ENTRIES_MAX as usize);
 /// Networks of pods that are learned from OVN. Beyond, the user-defined network or namespace that has most loses its
 /// smallest: each concerns its own pods alone.
 pub const CLUSTER_NETWORKS_MAX: usize = 4096;
@@ -257,6 +259,9 @@ pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 pub const UNKNOWN_MAX: usize = 1 << 17;
 /// Those of them that are of groups: by default, there are 2,047 groups, with a few flows each.
 pub const UNKNOWN_OF_GROUPS_MAX: usize = UNKNOWN_MAX / 4;
+/// Marks of an earlier run that are adopted for addresses whose names are not known. Each takes 1.6 KiB or more while it
+/// is adopted, and up to an hour passes until it ends. There are many only after a start without a snapshot.
+pub const MARKS_ADOPTED_MAX: usize = 1 << 16;
 /// Lost flows are restored in batches of about so many …
 pub const RESTORE_MAX: usize = 2048;
 /// … of which so many are under way. The switch always has something to do, and an opening never
