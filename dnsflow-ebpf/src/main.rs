@@ -19,6 +19,7 @@
 
 #![no_std]
 #![no_main]
+#![feature(asm_experimental_arch)]
 
 mod attempt;
 mod capture;

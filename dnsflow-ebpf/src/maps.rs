@@ -19,6 +19,8 @@
 //! `bpf_mem_cache_free`). While the program runs, the memory stays that of an element of the map: it goes back to the
 //! rest of the kernel only after a grace period (kernel/bpf/memalloc.c).
 
+use core::arch::asm;
+
 use crate::{found::Found, opening::Opening};
 use aya_ebpf::{
     Global,
@@ -96,7 +98,7 @@ pub static CAPTURE_UNTIL: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 
-/// This CPU's record, which [no other CPU uses](self#what-a-cpu-has-alone).
+/// This CPU's record, which [no other CPU uses](self#values-of-one-cpu).
 #[inline(always)]
 pub fn scratch() -> Option<*mut Scratch> {
     // SAFETY: the helper takes nothing and only tells a number.
@@ -158,12 +160,48 @@ pub static FRAGMENTS: LruHashMap<FragmentKey, u64> = LruHashMap::with_max_entrie
 #[map]
 pub static NAME_SETS: HashMap<u32, u32> = HashMap::with_max_entries(NAME_SETS_MAX, 0);
 
-/// The addresses that pods may reach by a group. Not an LRU map: the agent alone adds and removes. Each entry is
-/// allocated when it is added, so that a node without entries pays for none. Its layout is
+/// The addresses that pods may reach by a group. The agent adds and removes entries, and
+/// [`dnsflow_open`](crate::dnsflow_open) adds some. Not an LRU map: an entry in use would go for one that nobody uses.
+/// Each entry is allocated when it is added, so that a node without entries pays for none. Its layout is
 /// [`ENTRY_LAYOUT`](dnsflow_common::key::ENTRY_LAYOUT).
 #[map]
 pub static ENTRIES: HashMap<EntryKey, Entry> =
     HashMap::with_max_entries(ENTRIES_MAX, BPF_F_NO_PREALLOC);
+
+/// How many entries the programs have made at each interface, since the agent knows the interface. The programs alone
+/// count.
+#[map]
+static ENTRIES_MADE: HashMap<u32, u64> =
+    HashMap::with_max_entries(NAME_SETS_MAX, BPF_F_NO_PREALLOC);
+
+/// How many they may have made. The agent alone says it, so that no count is lost between the two. Where it says nothing,
+/// they make none.
+#[map]
+static ENTRIES_ALLOWED: HashMap<u32, u64> =
+    HashMap::with_max_entries(NAME_SETS_MAX, BPF_F_NO_PREALLOC);
+
+/// Whether the program may make so many entries at an interface. Packets on several CPUs may each get this room.
+#[inline(always)]
+pub fn may_make_entries(ifindex: u32, count: u64) -> bool {
+    // SAFETY: the values are words, of this key or of another one (see above).
+    let (made, allowed) = unsafe { (ENTRIES_MADE.get(&ifindex), ENTRIES_ALLOWED.get(&ifindex)) };
+    match (made, allowed) {
+        (Some(made), Some(allowed)) => made + count <= *allowed,
+        _ => false,
+    }
+}
+
+/// Counts entries that the program makes at an interface. Those that it takes back stay counted until the agent counts
+/// anew.
+#[inline(always)]
+pub fn count_entries(ifindex: u32, count: u64) {
+    if let Some(made) = ENTRIES_MADE.get_ptr_mut(&ifindex) {
+        // `BPF_ATOMIC | BPF_ADD` (Linux Documentation/bpf/standardization/instruction-set.rst): another CPU may count for
+        // the same interface. The core library has no such addition for this target.
+        // SAFETY: the memory stays that of an element of this map, whose values are aligned words.
+        unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) made, in(reg) count) };
+    }
+}
 
 /// Where the class of a name is in [`CLASSES`].
 #[map]
@@ -171,7 +209,7 @@ pub static CLASS_PLACES: HashMap<ClassKey, u32> =
     HashMap::with_max_entries(CLASSES_MAX, BPF_F_NO_PREALLOC);
 
 /// The classes whose addresses [`dnsflow_open`](crate::dnsflow_open) opens. An array, because the elements of a hash
-/// map [may be those of other keys](self#what-is-looked-up-in-a-hash-map).
+/// map [may be those of other keys](self#elements-of-a-hash-map).
 #[map]
 pub static CLASSES: Array<Class> = Array::with_max_entries(CLASSES_MAX, 0);
 

@@ -32,13 +32,14 @@ pub struct Opening {
     /// Where its class is, and the mark.
     place: Word,
     mark: Word,
+    /// How many of its addresses have no entry.
+    fresh: Word,
     /// The entries that were made, by their numbers.
     made: Word,
 }
 
-/// `BPF_NOEXIST` and `BPF_EXIST` (Linux include/uapi/linux/bpf.h): only if there is nothing, or something.
+/// `BPF_NOEXIST` (Linux include/uapi/linux/bpf.h): only if there is nothing.
 const NOTHING_THERE: u64 = 1;
-const SOMETHING_THERE: u64 = 2;
 
 /// What an insertion says of a key that is there (`EEXIST` in Linux include/uapi/asm-generic/errno-base.h).
 const IS_THERE: i32 = -17;
@@ -114,6 +115,7 @@ impl Opening {
     #[inline(always)]
     fn prepare(&mut self, frame: &Frame<'_>) -> Option<()> {
         self.read(frame)?;
+        self.fresh.set(0);
         let mut number = 0;
         while number < RECORDS_MAX {
             if number >= self.message.count() {
@@ -126,13 +128,14 @@ impl Opening {
             number += 1;
             // What is read may be another address's (`maps`): then the agent decides.
             // SAFETY: the memory stays that of an element of this map, and its fields are words.
-            if let Some(entry) = unsafe { maps::ENTRIES.get(&key) }
-                && entry.mark != self.mark.get()
-            {
-                return None;
+            match unsafe { maps::ENTRIES.get(&key) } {
+                None => self.fresh.set(self.fresh.get() + 1),
+                Some(entry) if entry.mark != self.mark.get() => return None,
+                Some(_) => {}
             }
         }
-        Some(())
+        let fresh = u64::from(self.fresh.get());
+        (fresh == 0 || maps::may_make_entries(frame.ifindex(), fresh)).then_some(())
     }
 
     /// Reads the message, and finds its class.
@@ -184,6 +187,7 @@ impl Opening {
     #[inline(always)]
     fn make_entries(&mut self, ifindex: u32, reason: Reason) -> Result<Reason, Reason> {
         let until_ns = now_ns() + maps::entry_time_ns(self.message.ttl());
+        maps::count_entries(ifindex, self.fresh.get().into());
         self.made.set(0);
         let mut number = 0;
         while number < RECORDS_MAX {
@@ -224,20 +228,23 @@ impl Opening {
         place == Some(self.place.get())
     }
 
-    /// Moves the end of an entry on, whose time of use stays. An agent that is well does so itself, but for an entry
-    /// that has ended: the answer does not wait for the agent.
+    /// Moves the end of an entry on. An agent that is well does so itself, but for an entry that has ended: the answer
+    /// does not wait for the agent.
+    ///
+    /// Only the end is written. If the agent replaces or removes the entry meanwhile, the write meets memory that is no
+    /// longer this entry: nothing, or another entry (`maps`), whose end the agent knows. The agent's mark stays.
     #[inline(always)]
     fn move_end(&self, key: &EntryKey, until_ns: u64) {
-        // SAFETY: as above.
-        let Some(before) = (unsafe { maps::ENTRIES.get(key) }) else {
+        let Some(entry) = maps::ENTRIES.get_ptr_mut(key) else {
             return;
         };
-        let is_over = before.until_ns <= now_ns() || !hold::is_agent_well();
-        if is_over && before.mark == self.mark.get() && before.until_ns < until_ns {
-            let mut entry = Entry::new(self.mark.get(), until_ns);
-            entry.used_ns = before.used_ns;
-            // If it is gone, it ends.
-            let _ = maps::ENTRIES.insert(key, &entry, SOMETHING_THERE);
+        // SAFETY: the memory stays that of an element of this map. Its fields are words, and each is written at once.
+        unsafe {
+            let before_ns = (*entry).until_ns;
+            let is_over = before_ns <= now_ns() || !hold::is_agent_well();
+            if is_over && (*entry).mark == self.mark.get() && before_ns < until_ns {
+                (*entry).until_ns = until_ns;
+            }
         }
     }
 

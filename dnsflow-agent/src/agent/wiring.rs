@@ -124,6 +124,7 @@ impl Settings {
             release_mark: Some(release_mark),
             mark_mask: opened_by.mark_mask(),
             entry_times: EntryTimes::of(&cache_limits),
+            entries_per_interface: cache_limits.addresses_per_port_max as u64,
             ..capture::Options::default()
         };
         let engine = Config {

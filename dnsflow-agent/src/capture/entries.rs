@@ -17,7 +17,7 @@ use dnsflow_common::key::{Entry, EntryKey};
 use dnsflow_core::{Timestamp, io::input::MarkFound};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{CaptureError, absent, bpf, program::take_map};
+use super::{CaptureError, absent, bpf, program::take_map, room::Room};
 
 type Key = [u8; size_of::<EntryKey>()];
 type Value = [u8; size_of::<Entry>()];
@@ -33,6 +33,8 @@ pub struct Entries {
     map: HashMap<MapData, Key, Value>,
     /// The same map, for what aya does not do with it.
     fd: OwnedFd,
+    /// How many more the programs may add.
+    room: Room,
 }
 
 /// How far the entries were read. One reading is for one pass over the map.
@@ -66,7 +68,7 @@ struct LookUpBatch {
 }
 
 impl Entries {
-    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
+    pub(super) fn new(ebpf: &mut Ebpf, of_interface_max: u64) -> Result<Self, CaptureError> {
         let map: Map = take_map(ebpf, "ENTRIES")?;
         let broken = || CaptureError::Object { what: "ENTRIES" };
         let Map::HashMap(data) = &map else {
@@ -75,7 +77,40 @@ impl Entries {
         let fd = data.fd().as_fd().try_clone_to_owned();
         let fd = fd.map_err(|_| broken())?;
         let map = HashMap::try_from(map).map_err(|_| broken())?;
-        Ok(Self { map, fd })
+        let room = Room::new(ebpf, of_interface_max)?;
+        Ok(Self { map, fd, room })
+    }
+
+    /// Lets the programs add entries at an interface (`true`), as far as there is room, or no longer.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses. Then the programs leave the interface to the agent.
+    pub fn share(&mut self, ifindex: u32, is_there: bool) -> Result<(), MapError> {
+        match is_there {
+            true => self.room.open(ifindex),
+            false => self.room.close(ifindex),
+        }
+    }
+
+    /// Has the programs add none before the next reading: the kernel has refused an entry, and what the programs find
+    /// no room for they would not leave to the agent in time.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn leave_no_room(&mut self) -> Result<(), MapError> {
+        self.room.end();
+        self.room.tell()
+    }
+
+    /// Tells the programs of the room that a reading has found, or that changes of entries have left.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses. The next reading tells of it again.
+    pub fn tell_room(&mut self) -> Result<(), MapError> {
+        self.room.tell()
     }
 
     /// Marks packets to an address until then. The time of use stays, if there is one.
@@ -96,6 +131,9 @@ impl Entries {
         let value: Value = zerocopy::transmute!(entry);
         let is_new = self.map.insert(key, value, BPF_NOEXIST);
         if !is_there_already(&is_new) {
+            if is_new.is_ok() {
+                self.room.added(ifindex);
+            }
             return is_new;
         }
         if let Ok(before) = self.map.get(&key, 0) {
@@ -112,16 +150,24 @@ impl Entries {
     ///
     /// If the kernel refuses. Then the entry ends by its time.
     pub fn remove(&mut self, ifindex: u32, address: IpAddr) -> Result<(), MapError> {
-        absent(self.map.remove(&key(ifindex, address)))
+        let removed = self.map.remove(&key(ifindex, address));
+        if removed.is_ok() {
+            self.room.removed(ifindex);
+        }
+        absent(removed)
     }
 
     /// The next entries of a reading, some hundreds at most, until the reading is over. An entry that comes or goes
-    /// meanwhile may be left out; each other one is read once.
+    /// meanwhile may be left out; each other one is read once. Behind the last one, the programs are to be told of the
+    /// room ([`Entries::tell_room`]).
     ///
     /// # Errors
     ///
     /// If the kernel does not let the map be read. Then the reading is over.
-    pub fn read(&self, reading: &mut Reading) -> io::Result<Vec<MarkFound>> {
+    pub fn read(&mut self, reading: &mut Reading) -> io::Result<Vec<MarkFound>> {
+        if reading.next.is_none() {
+            self.room.begin_count();
+        }
         let mut keys = [Key::default(); READ_MAX];
         let mut values = [[0; size_of::<Entry>()]; READ_MAX];
         let mut behind = 0_u32;
@@ -150,7 +196,14 @@ impl Entries {
         }
         reading.next = Some(behind);
         let read = keys.into_iter().zip(values).take(attributes.count as usize);
-        Ok(read.map(|(key, value)| found(key, value)).collect())
+        let read: Vec<_> = read.map(|(key, value)| found(key, value)).collect();
+        for found in &read {
+            self.room.count(found.ifindex);
+        }
+        if reading.is_over {
+            self.room.end_count();
+        }
+        Ok(read)
     }
 }
 

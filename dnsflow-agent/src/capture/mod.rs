@@ -31,6 +31,7 @@ mod queries;
 mod records;
 mod release;
 mod resolvers;
+mod room;
 mod shares;
 mod sources;
 pub mod survey;
@@ -106,6 +107,8 @@ pub struct Options {
     pub mark_mask: Option<NonZeroU32>,
     /// How long an entry lasts that the program makes.
     pub entry_times: EntryTimes,
+    /// The most entries of an interface before the program leaves it to the agent to make one.
+    pub entries_per_interface: u64,
 }
 
 /// How long an entry lasts that the program makes, in seconds.
@@ -141,6 +144,7 @@ impl Default for Options {
             shares: true,
             mark_mask: None,
             entry_times: EntryTimes::default(),
+            entries_per_interface: CacheLimits::default().addresses_per_port_max as u64,
         }
     }
 }
@@ -242,7 +246,7 @@ pub fn take_over(
     let dir = pins.as_ref().map(|(pins, _)| pins.dir());
     let mut program = Program::load(options, dir)?;
     let ebpf = program.ebpf_mut();
-    let entries = Entries::new(ebpf)?;
+    let entries = Entries::new(ebpf, options.entries_per_interface)?;
     let classes = Classes::new(ebpf)?;
     let networks = Networks::new(ebpf)?;
     let resolvers = Resolvers::new(ebpf, options.ports)?;

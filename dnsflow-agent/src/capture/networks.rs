@@ -37,20 +37,30 @@ impl Networks {
         })
     }
 
-    /// Adds these networks (`true`), or removes them.
+    /// Adds these networks (`true`), or removes them. An address in networks of both kinds is in one of them at any
+    /// time: the program opens it in between no more than before.
     ///
     /// # Errors
     ///
     /// If there is no room, or the kernel refuses. Then networks are missing, which come with a later change.
     pub fn change(&mut self, changes: &BTreeMap<IpNet, bool>) -> Result<(), MapError> {
-        // First all that are to come: none is forgotten if the kernel refuses another one.
         let come = changes.iter().filter(|(_, is_there)| **is_there);
         self.missing.extend(come.map(|(network, _)| *network));
-        for (network, _) in changes.iter().filter(|(_, is_there)| !**is_there) {
-            if !self.missing.remove(network) {
-                absent(self.trie.remove(&key(network)))?;
-            }
+        let gone = changes.iter().filter(|(_, is_there)| !**is_there);
+        let gone: Vec<&IpNet> = gone
+            .map(|(network, _)| network)
+            .filter(|network| !self.missing.remove(network))
+            .collect();
+        let added = self.add();
+        for network in gone {
+            absent(self.trie.remove(&key(network)))?;
         }
+        // Those that go may have left room.
+        added.or_else(|_| self.add())
+    }
+
+    /// Adds the networks that are missing.
+    fn add(&mut self) -> Result<(), MapError> {
         while let Some(network) = self.missing.first() {
             self.trie.insert(&key(network), 1, 0)?;
             self.missing.pop_first();

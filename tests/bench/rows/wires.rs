@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Result, bail, ensure};
 use dnsflow_agent::{
-    capture::{self, Capture, EntryTimes},
+    capture::{self, Capture, EntryTimes, Reading},
     clock::now,
 };
 use dnsflow_common::{
@@ -116,6 +116,13 @@ impl Attached {
         let hash = NameHash::of(base.wire());
         let class = ClassKey::new(self.ifindex, hash, Depth::Child, Version::V4);
         capture.classes.set(class, base.wire(), MARK, now())?;
+        let entries = &mut capture.entries;
+        entries.share(self.ifindex, true)?;
+        let mut reading = Reading::default();
+        while !reading.is_over() {
+            entries.read(&mut reading)?;
+        }
+        entries.tell_room()?;
         Ok(())
     }
 

@@ -207,6 +207,8 @@ impl Beside {
         let options = Options {
             entry_times: EntryTimes::of(&CacheLimits::default()),
             shares: false,
+            // As at the engine.
+            entries_per_interface: u64::MAX,
             ..marking()
         };
         Some(Self {
@@ -231,6 +233,8 @@ impl Beside {
         }
         assert!(capture.classes.clear(now()).is_empty());
         capture.names.set_name_set(IFINDEX, None);
+        self.program.share_room();
+        let capture = &mut self.program.capture;
         self.left.values_mut().for_each(|is_left| *is_left = false);
         let changed = capture.networks.change(&std::mem::take(&mut self.left));
         changed.expect("they can be removed");

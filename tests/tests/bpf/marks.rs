@@ -79,20 +79,21 @@ impl Loaded {
             .expect("it can be set");
     }
 
-    fn used_at(&self, address: IpAddr) -> Option<Timestamp> {
+    fn used_at(&mut self, address: IpAddr) -> Option<Timestamp> {
         let mut entries = self.read().into_iter();
         let entry = entries.find(|entry| entry.address == address);
         entry.expect("there is one").used_at
     }
 
-    /// All entries.
-    pub(crate) fn read(&self) -> Vec<MarkFound> {
+    /// All entries. The program is told of the room that they leave.
+    pub(crate) fn read(&mut self) -> Vec<MarkFound> {
         let mut reading = Reading::default();
         let mut read = Vec::new();
+        let entries = &mut self.capture.entries;
         while !reading.is_over() {
-            let entries = self.capture.entries.read(&mut reading);
-            read.extend(entries.expect("they can be read"));
+            read.extend(entries.read(&mut reading).expect("they can be read"));
         }
+        entries.tell_room().expect("the kernel has the map");
         read
     }
 }

@@ -2,12 +2,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    hint::spin_loop,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::Range,
+    sync::Barrier,
+    thread,
     time::Duration,
 };
 
+use aya::{TestRun as _, TestRunOptions, programs::SchedClassifier};
 use dnsflow_agent::{
-    capture::{EntryTimes, Options},
+    capture::{Attacher, Capture, Entries, EntryTimes, INGRESS, Options, Reading},
     clock::now,
 };
 use dnsflow_common::{
@@ -27,8 +32,9 @@ use crate::{
     test_run::query_of,
 };
 
-/// The interface that programs under test run on.
+/// The interface that programs under test run on, and one where nothing passes.
 const IFINDEX: u32 = 1;
+const OTHER: u32 = 2;
 
 pub(crate) const A: u16 = 1;
 const CNAME: u16 = 5;
@@ -122,10 +128,18 @@ fn addresses(name: &str, addresses: impl IntoIterator<Item = u8>) -> Frame {
 impl Loaded {
     /// Lets the program open addresses of names that lie so below a base.
     pub(crate) fn open_class(&mut self, base: &str, depth: Depth, version: Version) {
+        self.share_room();
         let base: DomainName = base.parse().expect("a name");
         let key = ClassKey::new(self.at, NameHash::of(base.wire()), depth, version);
         let set = self.capture.classes.set(key, base.wire(), MARK, now());
         set.expect("the kernel has the maps");
+    }
+
+    /// Lets the program open addresses as far as there is room for them.
+    pub(crate) fn share_room(&mut self) {
+        let shared = self.capture.entries.share(self.at, true);
+        shared.expect("the kernel has the maps");
+        self.read();
     }
 
     /// What becomes of an answer that was asked for.
@@ -136,9 +150,11 @@ impl Loaded {
     }
 
     /// The addresses that are open, and until when.
-    pub(crate) fn open(&self) -> BTreeMap<IpAddr, Timestamp> {
-        let entries = self.read().into_iter().map(|found| {
-            assert_eq!((found.ifindex, found.mark), (self.at, MARK));
+    pub(crate) fn open(&mut self) -> BTreeMap<IpAddr, Timestamp> {
+        let at = self.at;
+        let entries = self.read().into_iter().filter(|found| found.ifindex == at);
+        let entries = entries.map(|found| {
+            assert_eq!(found.mark, MARK);
             (found.address, found.until)
         });
         entries.collect()
@@ -462,6 +478,117 @@ fn without_an_agent_addresses_are_opened_untold() {
     assert_eq!(program.open().len(), usize::from(last));
 }
 
+/// The programs of a loaded object that an answer passes, to be run beside changes of the maps.
+struct Runs<'a> {
+    ingress: &'a SchedClassifier,
+    egress: &'a SchedClassifier,
+}
+
+impl<'a> Runs<'a> {
+    fn of(attacher: &'a mut Attacher) -> Self {
+        let ebpf = attacher.attachments.program_mut().ebpf_mut();
+        let program = |name| -> &SchedClassifier {
+            let program = ebpf.program(name).expect("the program");
+            program.try_into().expect("a classifier")
+        };
+        Self {
+            ingress: program(INGRESS),
+            egress: program(crate::EGRESS),
+        }
+    }
+
+    fn run(program: &SchedClassifier, frame: &[u8]) {
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            ..TestRunOptions::default()
+        };
+        program.test_run(options).expect("the kernel runs it");
+    }
+}
+
+/// The program has read the entry, and moves its end, when the agent sets another mark.
+#[test]
+fn a_mark_that_the_agent_sets_beside_the_program_stays() {
+    const ROUNDS: u64 = 5000;
+    let Some(mut program) = opening() else {
+        return;
+    };
+    program.heart_beats(false);
+    let frame = addresses(NAME, [1]);
+    let (query, answer) = (query_of(&frame).build(), frame.build());
+    let Capture {
+        attacher, entries, ..
+    } = &mut program.capture;
+    let runs = Runs::of(attacher);
+    let barrier = Barrier::new(2);
+    let other = MARK ^ 0x0020_0000;
+    let set = |entries: &mut Entries, mark| {
+        let until = now() + Duration::from_secs(10);
+        let set = entries.set(IFINDEX, v4(1).into(), mark, until);
+        set.expect("it can be set");
+    };
+    let mark = |entries: &mut Entries| {
+        let found = entries.read(&mut Reading::default());
+        found.expect("they can be read")[0].mark
+    };
+    let changed = thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                Runs::run(runs.ingress, &query);
+                barrier.wait();
+                Runs::run(runs.egress, &answer);
+                barrier.wait();
+            }
+        });
+        let mut changed = 0;
+        for round in 0..ROUNDS {
+            set(entries, MARK);
+            barrier.wait();
+            (0..round % 256).for_each(|_| spin_loop());
+            set(entries, other);
+            barrier.wait();
+            changed += usize::from(mark(entries) != other);
+        }
+        changed
+    });
+    assert_eq!(changed, 0);
+}
+
+/// Each of both networks has the address.
+#[test]
+fn an_address_of_a_network_in_place_of_another_one_is_opened_at_no_time() {
+    const ROUNDS: usize = 5000;
+    let Some(mut program) = opening() else {
+        return;
+    };
+    program.heart_beats(false);
+    let frame = addresses(NAME, [1]);
+    let (query, answer) = (query_of(&frame).build(), frame.build());
+    let Capture {
+        attacher, networks, ..
+    } = &mut program.capture;
+    let [one, other] = ["203.0.113.0/24", "203.0.112.0/23"].map(|net| net.parse().expect("one"));
+    let mut change = |come, gone| {
+        let changed = networks.change(&BTreeMap::from([(come, true), (gone, false)]));
+        changed.expect("the kernel has the map");
+    };
+    change(one, other);
+    let runs = Runs::of(attacher);
+    thread::scope(|scope| {
+        let answers = scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                Runs::run(runs.ingress, &query);
+                Runs::run(runs.egress, &answer);
+            }
+        });
+        while !answers.is_finished() {
+            change(other, one);
+            change(one, other);
+        }
+    });
+    assert_eq!(program.open(), BTreeMap::new());
+}
+
 /// The kernel may lack a longer name of the rules.
 #[test]
 fn without_a_name_set_nothing_is_opened() {
@@ -487,31 +614,133 @@ fn without_marks_nothing_is_opened() {
     assert_eq!(program.open(), BTreeMap::new());
 }
 
-/// Where the map has room for half of an answer, it gets none of it.
+/// Fills the map by another interface, but for so much. The agent has given out the room before.
+fn fill(program: &mut Loaded, rest: u32) {
+    let entries = &mut program.capture.entries;
+    let until = now() + Duration::from_secs(60);
+    let of = |number: u32| IpAddr::from(Ipv4Addr::from(0x0a00_0000 + number));
+    let mut count = 0;
+    while entries.set(OTHER, of(count), MARK, until).is_ok() {
+        count += 1;
+        assert!(count <= 2 * ENTRIES_MAX, "the map has a limit");
+    }
+    for number in count - rest..count {
+        let removed = entries.remove(OTHER, of(number));
+        removed.expect("it can be removed");
+    }
+}
+
+/// Where the map has room for half of an answer, it gets none of it. Only an answer that the program has begun to open
+/// meets this.
 #[test]
 fn entries_that_find_no_room_are_taken_back() {
     let Some(mut program) = opening() else {
         return;
     };
-    let entries = &mut program.capture.entries;
-    let until = now() + Duration::from_secs(60);
-    let of = |number: u32| IpAddr::from(Ipv4Addr::from(0x0a00_0000 + number));
-    let mut count = 0;
-    while entries.set(IFINDEX, of(count), MARK, until).is_ok() {
-        count += 1;
-        assert!(count <= 2 * ENTRIES_MAX, "the map has a limit");
-    }
-    for number in count - 8..count {
-        let removed = entries.remove(IFINDEX, of(number));
-        removed.expect("it can be removed");
-    }
-    let before = program.open();
+    fill(&mut program, 8);
     let (reason, captured) = program.answered(&addresses(NAME, 1..17));
     assert_eq!(reason, Reason::EntriesFull);
     assert!(captured.expect("a record").opened);
-    assert_eq!(program.open(), before);
+    assert_eq!(program.open(), BTreeMap::new());
     let eight = (1..9).map(|last| v4(last).into()).collect::<Vec<_>>();
     program.opens(&addresses(NAME, 1..9), &eight);
+}
+
+/// It is held, and the agent decides.
+#[test]
+fn an_answer_that_finds_no_room_is_left_to_the_agent() {
+    let Some(mut program) = opening() else {
+        return;
+    };
+    let shared = program.capture.entries.share(OTHER, true);
+    shared.expect("the kernel has the maps");
+    fill(&mut program, 24);
+    program.read();
+    // Half of it is the other interface's.
+    program.leaves("more than the share", &addresses(NAME, 1..14));
+    let twelve: Vec<_> = (1..13).map(|last| v4(last).into()).collect();
+    program.opens(&addresses(NAME, 1..13), &twelve);
+    // The kernel has refused a mark of the agent's. Known addresses need no room.
+    let entries = &mut program.capture.entries;
+    entries.leave_no_room().expect("the kernel has the map");
+    assert_eq!(program.answered(&addresses(NAME, [17])).0, Reason::Held);
+    assert_eq!(program.answered(&addresses(NAME, [1, 2])).0, Reason::Opened);
+    program.drain();
+    assert_eq!(program.open().len(), 12);
+    // That reading has given out the rest.
+    program.opens(&addresses(NAME, [1, 2, 17]), &[v4(17).into()]);
+}
+
+#[test]
+fn an_interface_has_so_many_entries_whoever_makes_them() {
+    let options = Options {
+        entries_per_interface: 20,
+        ..marking()
+    };
+    let Some(mut program) = load(&options) else {
+        return;
+    };
+    program.filter(IFINDEX, &["example.com"]);
+    program.beat_for_long();
+    let opened = |program: &mut Loaded, numbers: Range<u8>| {
+        let (reason, captured) = program.answered(&addresses(NAME, numbers));
+        assert_eq!(captured.expect("a record").opened, reason == Reason::Opened);
+        reason == Reason::Opened
+    };
+    program.open_class("example.com", Depth::Child, Version::V4);
+    assert!(opened(&mut program, 0..16));
+    assert!(!opened(&mut program, 16..21));
+    assert!(opened(&mut program, 16..18));
+    // What the agent adds and removes counts at once, and a reading finds the same.
+    for is_read in [false, true] {
+        program.set(v4(100).into(), MARK, now() + Duration::from_secs(60));
+        program.capture.entries.tell_room().expect("it is told");
+        if is_read {
+            program.read();
+        }
+        assert!(!opened(&mut program, 200..202), "{is_read}");
+        let entries = &mut program.capture.entries;
+        for address in [v4(100), v4(0)] {
+            let removed = entries.remove(IFINDEX, address.into());
+            removed.expect("it can be removed");
+        }
+        entries.tell_room().expect("it is told");
+        assert!(opened(&mut program, 0..1), "{is_read}");
+        if is_read {
+            program.read();
+        }
+        assert!(!opened(&mut program, 200..203), "{is_read}");
+    }
+    program.capture.entries.share(IFINDEX, false).expect("told");
+    assert!(!opened(&mut program, 200..201), "nobody has counted");
+}
+
+/// Nobody reads the ring buffer, and the pod asks for new addresses as long as it likes.
+#[test]
+fn a_pod_leaves_no_more_entries_than_it_may_have() {
+    let options = Options {
+        ring_bytes: 4096,
+        shares: false,
+        ..marking()
+    };
+    let Some(mut program) = load(&options) else {
+        return;
+    };
+    program.filter(IFINDEX, &["example.com"]);
+    program.open_class("example.com", Depth::Child, Version::V4);
+    let most = options.entries_per_interface as usize;
+    let mut reasons = BTreeMap::new();
+    for number in 0..most / 16 + 32 {
+        let sixteen =
+            (0..16).map(|last| at(Ipv4Addr::from(0x0a00_0000 + number as u32 * 16 + last)));
+        let frame = answer(&wire(NAME), A, &sixteen.collect::<Vec<_>>());
+        program.ask(&query_of(&frame).build());
+        let reason = program.reason(crate::EGRESS, &frame.build());
+        *reasons.entry(reason).or_insert(0_usize) += 1;
+    }
+    assert_eq!(program.open().len(), most, "{reasons:?}");
+    assert!(reasons[&Reason::OpenedUntold] > reasons[&Reason::Opened]);
+    assert_eq!(reasons[&Reason::RingFull], 32);
 }
 
 /// What the kernel opens is what the same code reads here, whatever a message says.

@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, io, time::Duration};
 
+use aya::maps::MapError;
 use dnsflow_core::{
     Input, Timestamp,
     engine::Engine,
@@ -196,11 +197,21 @@ impl Marks {
                 }
             }
         }
+        let told = match first {
+            None => self.entries.tell_room(),
+            Some(_) => self.entries.leave_no_room(),
+        };
+        log_untold(told);
         if let Some(error) = first {
             let addresses = refused.len();
             warn!(addresses, %error, "the kernel refused marks: opening these addresses by flows");
             engine.handle(Input::MarksRefused(refused), now());
         }
+    }
+
+    /// Lets the programs mark addresses of an interface by themselves, or no longer.
+    pub(super) fn share(&mut self, ifindex: u32, is_there: bool) {
+        log_untold(self.entries.share(ifindex, is_there));
     }
 
     /// Begins a reading of all marks.
@@ -246,12 +257,20 @@ impl Marks {
         let more = !reading.is_over();
         if !more {
             self.reading = None;
+            log_untold(self.entries.tell_room());
         }
         Some(Part {
             found,
             more,
             read_at: now(),
         })
+    }
+}
+
+/// Logs that the programs were not told how many addresses they may mark.
+fn log_untold(told: Result<(), MapError>) {
+    if let Err(error) = told {
+        warn!(%error, "cannot tell the programs how many addresses they may open: told again in ten seconds");
     }
 }
 
