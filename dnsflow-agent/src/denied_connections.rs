@@ -42,6 +42,8 @@ const RECORDS_PER_TURN: usize = 512;
 const JUDGED_AT_ONCE: usize = 4;
 /// Pairs of namespace and rule that are counted by themselves; all further ones are counted together.
 pub const RULES_COUNTED_MAX: usize = 256;
+/// Of one namespace, so many: it leaves others room.
+const RULES_OF_NAMESPACE_MAX: usize = RULES_COUNTED_MAX / 8;
 
 /// Denied connections, counted.
 #[derive(Clone, Debug, Default)]
@@ -64,7 +66,10 @@ pub struct Counts {
 
 impl Counts {
     fn count(&mut self, denied: &Denied) {
-        let has_room = self.by_rule.len() < RULES_COUNTED_MAX;
+        let counted = self.by_rule.keys();
+        let of_this = counted.filter(|(namespace, ..)| *namespace == denied.namespace);
+        let has_room =
+            self.by_rule.len() < RULES_COUNTED_MAX && of_this.count() < RULES_OF_NAMESPACE_MAX;
         let reason = denied.reason.of_denial();
         let key = denied
             .rule

@@ -5,7 +5,7 @@
 //! reads or writes is counted instead.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Mutex, PoisonError, TryLockError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -43,11 +43,24 @@ pub struct Journal {
 
 #[derive(Debug, Default)]
 struct Kept {
-    reports: VecDeque<(SystemTime, Report)>,
-    /// The bytes that these take.
+    /// By their numbers.
+    reports: BTreeMap<u64, (SystemTime, Report)>,
+    /// What there is of each pod, of the EgressFirewall of each namespace, and of the agent itself.
+    owners: HashMap<Owner, OfOwner>,
+    /// The bytes that all take.
     bytes: usize,
     /// The number of the report that comes next; the first one had number 0.
     next: u64,
+}
+
+/// Whose a report is: the name of a port, which has an underscore, or of a namespace, which has none; `None` for the
+/// agent's own.
+type Owner = Option<String>;
+
+#[derive(Debug, Default)]
+struct OfOwner {
+    numbers: VecDeque<u64>,
+    bytes: usize,
 }
 
 /// What a reader has not read.
@@ -62,22 +75,65 @@ pub struct Unread {
 }
 
 impl Kept {
-    /// Adds a report; the oldest ones go if there is no room.
+    /// Adds a report. If there is no room, the oldest ones go of whoever has most: a pod that resolves without end
+    /// pushes out its own.
     fn push(&mut self, report: Report) {
         if self.reports.len() == EVENTS_MAX {
-            self.drop_oldest();
+            self.drop_one(|of| of.numbers.len());
         }
-        self.bytes += report.size();
-        self.reports.push_back((SystemTime::now(), report));
+        let size = report.size();
+        let of_owner = self.owners.entry(owner(&report)).or_default();
+        of_owner.numbers.push_back(self.next);
+        of_owner.bytes += size;
+        self.bytes += size;
+        self.reports.insert(self.next, (SystemTime::now(), report));
         self.next += 1;
         while self.bytes > BYTES_MAX {
-            self.drop_oldest();
+            self.drop_one(|of| of.bytes);
         }
     }
 
-    fn drop_oldest(&mut self) {
-        let oldest = self.reports.pop_front();
-        self.bytes -= oldest.map_or(0, |(_, report)| report.size());
+    /// Drops the oldest report of the one for whom `size` is largest.
+    fn drop_one(&mut self, size: impl Fn(&OfOwner) -> usize) {
+        let Some((_, of_owner)) = self.owners.iter_mut().max_by_key(|(_, of)| size(of)) else {
+            return;
+        };
+        let oldest = of_owner.numbers.pop_front();
+        let Some((_, report)) = oldest.and_then(|oldest| self.reports.remove(&oldest)) else {
+            return;
+        };
+        let size = report.size();
+        of_owner.bytes -= size;
+        self.bytes -= size;
+        if of_owner.numbers.is_empty() {
+            self.owners.remove(&owner(&report));
+        }
+    }
+}
+
+fn owner(report: &Report) -> Owner {
+    match report {
+        Report::Opened { port, .. }
+        | Report::WouldOpen { port, .. }
+        | Report::AddressRefused { port, .. }
+        | Report::LimitReached { port, .. }
+        | Report::PortNotTrusted { port, .. }
+        | Report::NotAttached { port, .. } => Some(port.clone()),
+        Report::Denied(denied) => Some(denied.port.clone()),
+        Report::Problems { namespace, .. } => Some(namespace.clone()),
+        Report::Ready { .. }
+        | Report::ClusterNetworks { .. }
+        | Report::AllowedAnyway(_)
+        | Report::ResolverCovered { .. }
+        | Report::MarksEndNowhere
+        | Report::TableTooLarge(_)
+        | Report::TableReadAgain { .. }
+        | Report::ForeignFlow { .. }
+        | Report::Trusting(_)
+        | Report::Restored { .. }
+        | Report::Resynced { .. }
+        | Report::FlowsRefused { .. }
+        | Report::Unblocked { .. } => None,
     }
 }
 
@@ -111,29 +167,30 @@ impl Journal {
         let from = SystemTime::now().checked_sub(age);
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let younger = kept.reports.iter().rev();
-        let younger = younger.take_while(|(time, _)| from.is_none_or(|from| *time >= from));
-        kept.next - younger.count() as u64
+        let younger = younger.take_while(|(_, (time, _))| from.is_none_or(|from| *time >= from));
+        younger.last().map_or(kept.next, |(number, _)| *number)
     }
 
     /// Some events from the report with this number on.
     pub fn read(&self, from: u64) -> Unread {
-        let (missed, reports) = {
+        let (next, reports) = {
             let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            let oldest = kept.next - kept.reports.len() as u64;
-            let skipped = usize::try_from(from.saturating_sub(oldest)).unwrap_or(usize::MAX);
-            let reports = kept.reports.iter().skip(skipped).take(COPIED_AT_ONCE);
             let mut bytes = 0;
-            let reports = reports.take_while(|(_, report)| {
-                let has_room = bytes < COPIED_BYTES_AT_ONCE;
+            let mut next = kept.next.max(from);
+            let mut reports = Vec::new();
+            for (number, (time, report)) in kept.reports.range(from..) {
+                if reports.len() == COPIED_AT_ONCE || bytes >= COPIED_BYTES_AT_ONCE {
+                    next = *number;
+                    break;
+                }
                 bytes += report.size();
-                has_room
-            });
-            let reports: Vec<_> = reports.cloned().collect();
-            (oldest.saturating_sub(from), reports)
+                reports.push((*time, report.clone()));
+            }
+            (next, reports)
         };
         Unread {
-            missed,
-            next: from + missed + reports.len() as u64,
+            missed: next - from - reports.len() as u64,
+            next,
             events: reports
                 .into_iter()
                 .map(|(time, report)| event(time, report))

@@ -228,6 +228,29 @@ async fn an_event_that_the_api_server_refuses_delays_no_other() {
     assert_eq!(reporter.counters().failures.load(Relaxed), 2);
 }
 
+/// Of each namespace, so many are remembered, however long the API server takes.
+#[tokio::test]
+async fn a_tenant_with_many_problems_keeps_no_event_of_another_away() {
+    let mut server = Server::start("127.0.0.1:0").await;
+    let (reporter, _kubeconfig, _task) = start(&server);
+    let reached = |namespace: &str, name: u32| Report::LimitReached {
+        namespace: namespace.into(),
+        port: format!("{namespace}_pod1"),
+        limit: Limit::AddressesOfName(format!("a{name}.example").parse().expect("a name")),
+        max: 256,
+    };
+    reporter.tell(&reached("ns1", 0));
+    let slow = server.request().await;
+    for name in 1..1000 {
+        reporter.tell(&reached("ns1", name));
+        tokio::task::yield_now().await;
+    }
+    reporter.tell(&reached("ns2", 0));
+    slow.json(404, status(404)).await;
+    let next = server.request().await;
+    assert!(next.path().contains("/ns2/"), "{}", next.path());
+}
+
 #[tokio::test]
 async fn a_firewall_that_is_gone_gets_no_event() {
     let mut server = Server::start("127.0.0.1:0").await;

@@ -34,8 +34,9 @@ pub const PENDING_LAYOUT: u32 = 1;
 /// How long a query waits for its answer: twice the time after which resolvers usually ask again
 /// (`timeout` in resolv.conf(5)).
 pub const PENDING_AGE_MAX_NS: u64 = 10_000_000_000;
-/// How many datagrams in fragments are remembered at a time.
-pub const FRAGMENTS_MAX: u32 = 1024;
+/// How many datagrams in fragments are remembered at a time: more than one interface begins in
+/// [`FRAGMENT_AGE_MAX_NS`] with its share of the ring buffer.
+pub const FRAGMENTS_MAX: u32 = 16_384;
 /// How long later fragments are let through behind the first. A server sends them back to back.
 pub const FRAGMENT_AGE_MAX_NS: u64 = 1_000_000_000;
 /// How many interfaces have a name set.
@@ -48,8 +49,9 @@ pub const NAME_SET_UNHELD: u32 = 1 << 30;
 pub const NAMES_MAX: u32 = 131_072;
 /// How many interfaces have a share of the ring buffer.
 pub const SHARES_MAX: u32 = NAME_SETS_MAX;
-/// How many frames are remembered that were held. None of them is held again.
-pub const HELD_MAX: u32 = 8192;
+/// How many frames are remembered that were held. None of them is held again. More than one interface adds in two
+/// seconds with its share of the ring buffer; a frame is held for half a second, by default.
+pub const HELD_MAX: u32 = 16_384;
 /// How long a frame that was held is not held again: longer than any agent holds a frame (`--hold-max`).
 pub const HELD_AGAIN_NS: u64 = 10_000_000_000;
 

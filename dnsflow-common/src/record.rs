@@ -107,24 +107,6 @@ pub struct Deferred {
 }
 
 impl Deferred {
-    /// A whole answer to be deferred; `None` where it is longer than [`DEFERRED_FRAME_MAX`].
-    pub fn of(ifindex: u32, captured_at_ns: u64, bytes: &[u8]) -> Option<Self> {
-        let mut frame = [0; DEFERRED_FRAME_MAX];
-        frame.get_mut(..bytes.len())?.copy_from_slice(bytes);
-        let len = u32::try_from(bytes.len()).ok()?;
-        let header = RecordHeader {
-            captured_at_ns,
-            ifindex,
-            frame_len: len,
-            captured_len: len,
-            kind: KIND_ANSWER,
-            vlan_tci: 0,
-            gso_size: 0,
-            left_out: 0,
-        };
-        Some(Self { header, frame })
-    }
-
     /// What a record of the same answer would be; `None` where the lengths are impossible.
     pub fn record(&self) -> Option<Record<'_>> {
         let captured_len = usize::try_from(self.header.captured_len).ok()?;

@@ -6,7 +6,7 @@ use dnsflow_common::{
     key::{FRAGMENT_AGE_MAX_NS, FragmentKey},
 };
 
-use crate::{found::Found, maps, skb::Frame, trust::now_ns};
+use crate::{found::Found, maps, share, skb::Frame, trust::now_ns};
 
 #[inline(always)]
 fn key(frame: &Frame<'_>, found: &Found) -> Result<FragmentKey, Reason> {
@@ -14,9 +14,12 @@ fn key(frame: &Frame<'_>, found: &Found) -> Result<FragmentKey, Reason> {
         .ok_or(Reason::CopyFailed)
 }
 
-/// Lets the fragments behind this first one be captured.
+/// Lets the fragments behind this first one be captured, if it will be.
 #[inline(always)]
 pub fn expect(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
+    if !share::is_left(frame.ifindex()) {
+        return Ok(());
+    }
     // If there is no room, the later fragments are left out and counted.
     let _ = maps::FRAGMENTS.insert(key(frame, found)?, now_ns(), 0);
     Ok(())

@@ -9,7 +9,7 @@ use dnsflow_common::{
 
 use crate::{
     found::{Found, Kind},
-    maps,
+    maps, share,
     skb::Frame,
     trust::{Asked, id, now_ns},
 };
@@ -36,7 +36,12 @@ pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
         Some(name_set) => *name_set & (NAME_SET_EMPTY | NAME_SET_UNHELD) == 0,
         None => false,
     };
-    fits && kind && may_hold && is_agent_well() && is_first_time(frame, found, asked)
+    // What the pod's share does not pay for is not held, and need not be remembered.
+    fits && kind
+        && may_hold
+        && is_agent_well()
+        && share::is_left(frame.ifindex())
+        && is_first_time(frame, found, asked)
 }
 
 /// Whether the agent has said lately that it is well.

@@ -134,21 +134,31 @@ pub static SOURCES: HashMap<SourceKey, SourceMac> = HashMap::with_max_entries(SO
 #[map]
 pub static PENDING: LruHashMap<SlotKey, Pending> = LruHashMap::with_max_entries(PENDING_MAX, 0);
 
-/// What each interface may still hand to the agent. An LRU map, as above.
+/// What each interface may still hand to the agent. Not an LRU map: a share that gives way begins anew, with all of its
+/// burst and without the packets that were left out. LRU maps drop entries long before they are full if there are many
+/// CPUs, because each of them sets 128 aside (`bpf_common_lru_pop_free` in Linux kernel/bpf/bpf_lru_list.c). The agent
+/// removes the shares of interfaces that are gone.
 #[map]
-pub static SHARES: LruHashMap<u32, Share> = LruHashMap::with_max_entries(SHARES_MAX, 0);
+pub static SHARES: HashMap<u32, Share> = HashMap::with_max_entries(SHARES_MAX, 0);
 
-/// When a frame was held, in nanoseconds of `CLOCK_MONOTONIC`.
+/// Until when the agent reads the ring buffer for certain, in nanoseconds of `CLOCK_MONOTONIC`: it moves that on.
+/// Beyond, no share of the ring buffer comes back.
+#[map]
+pub static READ_UNTIL: Array<u64> = Array::with_max_entries(1, 0);
+
+/// When a frame was held, in nanoseconds of `CLOCK_MONOTONIC`. An interface whose share is used up adds none, so none
+/// pushes out the others'.
 #[map]
 pub static HELD: LruHashMap<HeldKey, u64> = LruHashMap::with_max_entries(HELD_MAX, 0);
 
 /// Until when answers count at an interface although their question was not seen, in nanoseconds
-/// of `CLOCK_MONOTONIC`: the program for questions may have come too late for it. An LRU map: the
-/// entries of interfaces that are gone make room.
+/// of `CLOCK_MONOTONIC`: the program for questions may have come too late for it. The agent removes the entries of
+/// interfaces that are gone.
 #[map]
-pub static UNASKED_UNTIL: LruHashMap<u32, u64> = LruHashMap::with_max_entries(NAME_SETS_MAX, 0);
+pub static UNASKED_UNTIL: HashMap<u32, u64> = HashMap::with_max_entries(NAME_SETS_MAX, 0);
 
-/// When the first fragment of a datagram was captured, in nanoseconds of `CLOCK_MONOTONIC`.
+/// When the first fragment of a datagram was captured, in nanoseconds of `CLOCK_MONOTONIC`. As with [`HELD`], no
+/// interface pushes out the others'.
 #[map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, u64> = LruHashMap::with_max_entries(FRAGMENTS_MAX, 0);
 

@@ -89,7 +89,7 @@ pub fn open(frame: &Frame<'_>) -> Result<Reason, Reason> {
     match reason {
         Reason::Opened => opening.make_entries(frame.ifindex(), reason),
         // Nobody reads the ring buffer.
-        Reason::RingFull if !hold::is_agent_well() => {
+        Reason::RingFull | Reason::OverShare if !hold::is_agent_well() => {
             opening.make_entries(frame.ifindex(), Reason::OpenedUntold)
         }
         _ => Err(reason),

@@ -13,24 +13,45 @@ use dnsflow_common::{
 
 use crate::{maps, trust::now_ns};
 
+/// How much of its share of the ring buffer an interface may use at once.
+const RING_BURST_NS: u64 = SHARE_BURST_BYTES * SHARE_NS_PER_BYTE;
+
+/// The time by which shares of the ring buffer come back. It stands still while nobody reads the ring buffer: otherwise,
+/// one pod would fill it.
+#[inline(always)]
+fn read_ns() -> u64 {
+    match maps::READ_UNTIL.get(0) {
+        Some(until) => now_ns().min(*until),
+        None => 0,
+    }
+}
+
+/// Whether an interface has something left of its share of the ring buffer.
+#[inline(always)]
+pub fn is_left(ifindex: u32) -> bool {
+    match maps::SHARES.get_ptr_mut(&ifindex) {
+        // SAFETY: as in `pays`.
+        Some(share) if maps::is_shared() => unsafe {
+            let paid = ptr::read_volatile(&raw const (*share).ring_paid_at_ns);
+            paid <= read_ns() + RING_BURST_NS
+        },
+        _ => true,
+    }
+}
+
 /// Takes a record of a frame of this length from the interface's share of the ring buffer.
 #[inline(always)]
 pub fn pays_for_record(ifindex: u32, len: u32) -> bool {
     let cost_ns = (u64::from(len) + SHARE_RECORD_BYTES) * SHARE_NS_PER_BYTE;
-    pays(
-        ifindex,
-        cost_ns,
-        SHARE_BURST_BYTES * SHARE_NS_PER_BYTE,
-        |share| {
-            // SAFETY: `pays` gives the place of a share.
-            unsafe {
-                (
-                    &raw mut (*share).ring_paid_at_ns,
-                    &raw mut (*share).left_out,
-                )
-            }
-        },
-    )
+    pays(ifindex, read_ns(), cost_ns, RING_BURST_NS, |share| {
+        // SAFETY: `pays` gives the place of a share.
+        unsafe {
+            (
+                &raw mut (*share).ring_paid_at_ns,
+                &raw mut (*share).left_out,
+            )
+        }
+    })
 }
 
 /// Takes one answer from the interface's share of those that are deferred.
@@ -38,6 +59,7 @@ pub fn pays_for_record(ifindex: u32, len: u32) -> bool {
 pub fn pays_for_deferring(ifindex: u32) -> bool {
     pays(
         ifindex,
+        now_ns(),
         DEFER_INTERVAL_NS,
         DEFER_BURST * DEFER_INTERVAL_NS,
         |share| {
@@ -57,6 +79,7 @@ pub fn pays_for_deferring(ifindex: u32) -> bool {
 pub fn pays_for_attempt(ifindex: u32) -> bool {
     pays(
         ifindex,
+        now_ns(),
         ATTEMPT_INTERVAL_NS,
         ATTEMPT_BURST * ATTEMPT_INTERVAL_NS,
         |share| {
@@ -77,6 +100,7 @@ pub fn pays_for_attempt(ifindex: u32) -> bool {
 #[inline(always)]
 fn pays(
     ifindex: u32,
+    now: u64,
     cost_ns: u64,
     burst_ns: u64,
     account: impl FnOnce(*mut Share) -> (*mut u64, *mut u64),
@@ -89,7 +113,6 @@ fn pays(
         return false;
     };
     let (paid_at, left_out) = account(share);
-    let now = now_ns();
     // SAFETY: a value of the map stays readable and writable while the program runs. Another CPU may
     // write it meanwhile; then one of the two payments is lost.
     unsafe {

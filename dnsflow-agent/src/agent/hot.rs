@@ -94,7 +94,7 @@ impl Hot {
                 ready = self.kernel.frames.readable() => {
                     ready.map_err(failed("watch the ring buffer"))?;
                     drained = self.frames(&mut incoming.inputs);
-                    self.upkeep.pulse.beat(&mut self.engine, now());
+                    self.beat(now());
                 }
                 event = self.switch.next() => self.switch.take(event, &mut self.engine),
                 Some(input) = incoming.inputs.recv() => self.engine.handle(input, now()),
@@ -151,12 +151,19 @@ impl Hot {
 
     fn timeout(&mut self) {
         let now = now();
-        self.upkeep.pulse.beat(&mut self.engine, now);
+        self.beat(now);
         if self.upkeep.accounts.are_due(now) {
             self.tell_counters();
         }
         self.upkeep.snapshots.offer(&self.engine, now);
         self.engine.handle_timeout(now);
+    }
+
+    /// Says that this thread is well, when it is time to.
+    fn beat(&mut self, now: Timestamp) {
+        if self.upkeep.pulse.beat(&mut self.engine, now) {
+            self.kernel.frames.collect_deferred();
+        }
     }
 
     fn tell_counters(&mut self) {

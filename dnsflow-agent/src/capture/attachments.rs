@@ -33,6 +33,9 @@ pub trait Attach {
     /// do not count.
     fn trust_sources(&mut self, ifindex: u32, sources: &SourceAddresses);
 
+    /// The interface of this index is gone, or the pod's no longer: nothing of it is remembered.
+    fn forget(&mut self, ifindex: u32);
+
     /// Attaches the program that sees answers to the interface of this name and index. From here
     /// on, answers count whether or not their question was seen.
     ///
@@ -421,7 +424,9 @@ impl<A: Attach> Attachments<A> {
             std::mem::replace(&mut entry, next).leave(&mut self.program);
         }
         if entry.trusted_at != ifindex {
-            entry.distrust(&mut self.program);
+            if let Some(before) = entry.trusted_at.take() {
+                self.program.forget(before);
+            }
             if let Some(ifindex) = ifindex {
                 self.free(ifindex, now);
                 // The addresses come before the programs, so that the first question counts.
@@ -489,18 +494,13 @@ impl<L> Entry<L> {
         }
     }
 
-    /// Removes the pod's addresses from the kernel.
-    fn distrust<A: Attach>(&mut self, program: &mut A) {
-        if let Some(ifindex) = self.trusted_at.take() {
-            program.trust_sources(ifindex, &SourceAddresses::default());
-        }
-    }
-
-    /// Takes what there is of it out of the kernel.
-    fn leave<A: Attach<Link = L>>(mut self, program: &mut A) {
-        self.distrust(program);
+    /// Takes what there is of it out of the kernel: first the programs, which would remember something anew.
+    fn leave<A: Attach<Link = L>>(self, program: &mut A) {
         if let State::Seeing { link, .. } | State::Attached { link, .. } = self.state {
             program.detach(link);
+        }
+        if let Some(ifindex) = self.trusted_at {
+            program.forget(ifindex);
         }
     }
 

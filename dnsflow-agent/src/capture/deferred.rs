@@ -1,11 +1,18 @@
-//! The answers that no rule mentioned, which the kernel keeps for a rule that may come.
+//! The answers that no rule mentioned, which are kept for a rule that may come.
+//!
+//! The kernel puts them into a queue, whose oldest go, whosever they are. So the agent takes them out before one pod can
+//! fill the queue, and keeps them in a table in which a pod only pushes out its own.
 
 use aya::{
     Ebpf, Pod,
     maps::{MapData, MapError, Queue},
 };
-use dnsflow_common::record::{self, DEFERRED_MAX};
-use dnsflow_core::io::input::Frame;
+use dnsflow_common::record::{self, DEFER_BURST, DEFERRED_FRAME_MAX, DEFERRED_MAX};
+use dnsflow_core::{
+    Timestamp,
+    io::input::Frame,
+    tools::recent::{Limits, OfInterface, Recent},
+};
 
 use super::{CaptureError, program::take_map, records};
 
@@ -13,19 +20,76 @@ use super::{CaptureError, program::take_map, records};
 #[repr(transparent)]
 struct Deferred(record::Deferred);
 
-/// Of a queue without room, the oldest element goes (`BPF_EXIST` in linux/bpf.h; `queue_stack_map_push_elem`
-/// in Linux' kernel/bpf/queue_stack_maps.c).
-const BPF_EXIST: u64 = 2;
-
 // SAFETY: integers without padding, and any bytes are some.
 unsafe impl Pod for Deferred {}
 
-/// The map `DEFERRED`.
-pub struct DeferredAnswers(Queue<MapData, Deferred>);
+/// At most this many are taken out of the queue at a time: twice as many as one pod puts there at once.
+const TAKEN_MAX: usize = 2 * DEFER_BURST as usize;
+
+/// As many as the queue has room for. Of more, the interface that has most loses one.
+const LIMITS: Limits = Limits {
+    entries: DEFERRED_MAX as usize,
+    per_interface: DEFERRED_MAX as usize,
+    bytes: DEFERRED_MAX as usize * DEFERRED_FRAME_MAX,
+    bytes_per_interface: DEFERRED_MAX as usize * DEFERRED_FRAME_MAX,
+};
+
+/// The order in which answers were deferred, and whose they are.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+struct Key {
+    number: u64,
+    ifindex: u32,
+}
+
+impl OfInterface for Key {
+    fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+}
+
+struct Kept {
+    captured_at: Timestamp,
+    bytes: Box<[u8]>,
+}
+
+/// The map `DEFERRED`, and the answers that were taken out of it.
+pub struct DeferredAnswers {
+    queue: Queue<MapData, Deferred>,
+    kept: Recent<Key, Kept>,
+    next: u64,
+}
 
 impl DeferredAnswers {
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
-        take_map(ebpf, "DEFERRED").map(Self)
+        Ok(Self {
+            queue: take_map(ebpf, "DEFERRED")?,
+            kept: Recent::new(LIMITS),
+            next: 0,
+        })
+    }
+
+    /// Takes some answers out of the queue, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn collect(&mut self) -> Result<(), MapError> {
+        self.take(TAKEN_MAX)
+    }
+
+    fn take(&mut self, max: usize) -> Result<(), MapError> {
+        for _ in 0..max {
+            match self.queue.pop(0) {
+                Ok(deferred) => {
+                    if let Some(frame) = deferred.0.record().and_then(records::frame) {
+                        self.defer(frame);
+                    }
+                }
+                Err(MapError::ElementNotFound) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Hands the deferred answers to `each`, oldest first. Defers those again for which `each`
@@ -33,41 +97,51 @@ impl DeferredAnswers {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses. Answers that were handed over are no longer deferred then.
+    /// If the kernel refuses. Then some of its queue were not handed over.
     pub fn replay(&mut self, mut each: impl FnMut(Frame<'_>) -> bool) -> Result<(), MapError> {
-        let mut again = Vec::new();
-        for _ in 0..DEFERRED_MAX {
-            match self.0.pop(0) {
-                Ok(deferred) => {
-                    if let Some(frame) = deferred.0.record().and_then(records::frame)
-                        && each(frame)
-                    {
-                        again.push(deferred);
-                    }
-                }
-                Err(MapError::ElementNotFound) => break,
-                Err(error) => return Err(error),
+        let taken = self.take(DEFERRED_MAX as usize);
+        let mut keys: Vec<Key> = self.kept.iter().map(|(key, _)| *key).collect();
+        keys.sort_unstable();
+        for key in keys {
+            let again = self.kept.get_mut(&key).is_some_and(|kept| {
+                each(Frame {
+                    ifindex: key.ifindex,
+                    captured_at: kept.captured_at,
+                    bytes: &kept.bytes,
+                    from_pod: false,
+                    held: false,
+                    opened: false,
+                    gso_size: 0,
+                    left_out: 0,
+                })
+            });
+            if !again {
+                self.kept.remove(&key);
             }
         }
-        again
-            .into_iter()
-            .try_for_each(|deferred| self.push(deferred))
+        taken
     }
 
-    /// Defers an answer that the program let through; one that is too long is left out.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
-    pub fn defer(&mut self, frame: Frame<'_>) -> Result<(), MapError> {
-        match record::Deferred::of(frame.ifindex, frame.captured_at.as_nanos(), frame.bytes) {
-            Some(deferred) => self.push(Deferred(deferred)),
-            None => Ok(()),
+    /// Defers an answer; one that is too long is left out.
+    pub fn defer(&mut self, frame: Frame<'_>) {
+        if frame.bytes.len() > DEFERRED_FRAME_MAX {
+            return;
         }
+        self.next += 1;
+        let key = Key {
+            number: self.next,
+            ifindex: frame.ifindex,
+        };
+        let kept = Kept {
+            captured_at: frame.captured_at,
+            bytes: frame.bytes.into(),
+        };
+        self.kept.insert(key, kept, frame.captured_at);
+        self.kept.weigh(&key, frame.bytes.len());
     }
 
-    /// If there is no room, the oldest answer goes, as when the program defers one.
-    fn push(&mut self, deferred: Deferred) -> Result<(), MapError> {
-        self.0.push(deferred, BPF_EXIST)
+    /// Forgets the answers of an interface that is gone.
+    pub fn forget_interface(&mut self, ifindex: u32) {
+        self.kept.remove_interface(ifindex);
     }
 }

@@ -53,11 +53,14 @@ impl Parts {
     }
 }
 
-/// A map, with a descriptor of its own.
-fn same(ebpf: &Ebpf, name: &'static str) -> Result<MapData, CaptureError> {
+/// A map, with a descriptor of its own: it stays in the object.
+pub(super) fn same(ebpf: &Ebpf, name: &'static str) -> Result<MapData, CaptureError> {
     let broken = || CaptureError::Object { what: name };
-    let (Map::RingBuf(data) | Map::Array(data) | Map::ProgramArray(data)) =
-        ebpf.map(name).ok_or_else(broken)?
+    let (Map::RingBuf(data)
+    | Map::Array(data)
+    | Map::ProgramArray(data)
+    | Map::HashMap(data)
+    | Map::LruHashMap(data)) = ebpf.map(name).ok_or_else(broken)?
     else {
         return Err(broken());
     };

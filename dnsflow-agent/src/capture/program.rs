@@ -30,6 +30,8 @@ use super::{
     parts::Parts,
     pins::{self, Pins},
     qdisc,
+    queries::PendingQueries,
+    shares::RingShares,
     sources::Sources,
     survey::{self, Link},
     tcx,
@@ -94,6 +96,8 @@ pub struct Program {
     kind: Option<AttachKind>,
     unasked: Unasked,
     sources: Sources,
+    shares: RingShares,
+    queries: PendingQueries,
     #[expect(dead_code, reason = "answers are held as long as it is there")]
     holders: Holders,
     /// The id of the map by whose entries packets are marked, if they are. Only programs that use it can go on beside
@@ -150,11 +154,15 @@ impl Program {
         let entries = entries.and_then(|entries| id_of(&ebpf, entries.name));
         let unasked = Unasked::new(&mut ebpf)?;
         let sources = Sources::new(&mut ebpf)?;
+        let shares = RingShares::new(&ebpf)?;
+        let queries = PendingQueries::new(&ebpf)?;
         Ok(Self {
             ebpf,
             kind: options.attach,
             unasked,
             sources,
+            shares,
+            queries,
             holders,
             entries,
             parts,
@@ -414,6 +422,18 @@ impl Attach for Program {
 
     fn trust_sources(&mut self, ifindex: u32, sources: &SourceAddresses) {
         self.sources.set(ifindex, sources);
+    }
+
+    fn forget(&mut self, ifindex: u32) {
+        self.sources.set(ifindex, &SourceAddresses::default());
+        let forgotten = [
+            self.shares.forget(ifindex),
+            self.unasked.forget(ifindex),
+            self.queries.forget(ifindex),
+        ];
+        for error in forgotten.into_iter().filter_map(Result::err) {
+            warn!(ifindex, %error, "cannot remove what is remembered of an interface that is gone");
+        }
     }
 
     fn attach(&mut self, name: &str, ifindex: u32) -> Result<TcLink, AttachError> {

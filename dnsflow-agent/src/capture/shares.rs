@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use aya::{
     Ebpf,
-    maps::{HashMap, MapData, MapError},
+    maps::{HashMap, Map, MapData, MapError},
 };
 use dnsflow_common::key::Share;
 
-use super::{CaptureError, program::take_map};
+use super::{CaptureError, absent, parts::same};
 
 /// What an interface has lost.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -19,12 +19,25 @@ pub struct LeftOut {
     pub attempts: u64,
 }
 
+const NAME: &str = "SHARES";
+
 /// The map `SHARES`, which the programs write.
 pub struct RingShares(HashMap<MapData, u32, [u8; size_of::<Share>()]>);
 
 impl RingShares {
-    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
-        take_map(ebpf, "SHARES").map(Self)
+    pub(super) fn new(ebpf: &Ebpf) -> Result<Self, CaptureError> {
+        let map = HashMap::try_from(Map::HashMap(same(ebpf, NAME)?));
+        map.map(Self)
+            .map_err(|_| CaptureError::Object { what: NAME })
+    }
+
+    /// Forgets the share of an interface that is gone, for one that comes.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub(super) fn forget(&mut self, ifindex: u32) -> Result<(), MapError> {
+        absent(self.0.remove(&ifindex))
     }
 
     /// By interface, what was left out because its share was used up. Interfaces that have lost nothing

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use aya::{
     Ebpf,
-    maps::{HashMap, MapData},
+    maps::{HashMap, MapData, MapError},
 };
 use dnsflow_core::Timestamp;
 use tracing::warn;
 
-use super::{CaptureError, program::take_map};
+use super::{CaptureError, absent, program::take_map};
 use crate::clock::now;
 
 /// How long answers may come to a question that was asked before the program was attached. The time
@@ -37,6 +37,15 @@ impl Unasked {
     /// To be called when the program for questions is attached.
     pub(super) fn end_soon(&mut self, ifindex: u32) {
         self.set(ifindex, now() + UNASKED_GRACE);
+    }
+
+    /// To be called when the programs are off an interface.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub(super) fn forget(&mut self, ifindex: u32) -> Result<(), MapError> {
+        absent(self.0.remove(&ifindex))
     }
 
     fn set(&mut self, ifindex: u32, until: Timestamp) {

@@ -59,6 +59,8 @@ pub const REQUESTS_MAX: usize = 128;
 /// At most this many blocked connections of one look are reported; further ones are counted, and
 /// the next look reports them.
 pub const FOUND_MAX: usize = 1 << 16;
+/// Of one zone, at most so many. A pod has a zone of its own: it leaves the others' connections room.
+const FOUND_PER_ZONE_MAX: usize = FOUND_MAX / 16;
 /// The core judges this many blocked connections at a time: a frame does not wait longer.
 const FOUND_PART: usize = 1024;
 /// How long the switch may take to take off marks.
@@ -95,12 +97,16 @@ pub struct Marked {
     pub connections: Vec<Tracked>,
     /// The number of further connections that were left out.
     pub left_out: usize,
+    /// How many there are of each zone.
+    of_zones: HashMap<u16, usize>,
 }
 
 impl Marked {
     /// Adds one, if there is room.
     fn push(&mut self, tracked: Tracked) {
-        if self.connections.len() < FOUND_MAX {
+        let of_zone = self.of_zones.entry(tracked.zone).or_default();
+        if self.connections.len() < FOUND_MAX && *of_zone < FOUND_PER_ZONE_MAX {
+            *of_zone += 1;
             self.connections.push(tracked);
         } else {
             self.left_out += 1;
@@ -234,6 +240,7 @@ impl Conntrack {
         let Marked {
             connections,
             left_out,
+            of_zones: _,
         } = match bridge.datapath {
             Datapath::Kernel => spawn_blocking(kernel::blocked)
                 .await

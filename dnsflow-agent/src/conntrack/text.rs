@@ -48,6 +48,7 @@ fn line(line: &str) -> Option<Tracked> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conntrack::FOUND_MAX;
 
     /// As Open vSwitch 3.1 prints it.
     const DUMP: &str = "\
@@ -94,5 +95,20 @@ sctp,orig=(src=10.244.0.5,dst=203.0.113.2,sport=1,dport=2),reply=(src=203.0.113.
         ] {
             assert_eq!(blocked(&odd).connections, [], "{odd}");
         }
+    }
+
+    /// What stays blocked is found first by each search.
+    #[test]
+    fn connections_of_one_pod_leave_room_for_those_of_others() {
+        let (first, _) = DUMP.split_once('\n').expect("a line");
+        let mut dump = format!("{first}\n").repeat(FOUND_MAX);
+        dump += &first.replace("zone=7", "zone=8");
+        let Marked {
+            connections,
+            left_out,
+            ..
+        } = blocked(&dump);
+        assert_eq!(connections.last().map(|last| last.zone), Some(8));
+        assert_eq!(connections.len() + left_out, FOUND_MAX + 1);
     }
 }

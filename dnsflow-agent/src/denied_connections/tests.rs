@@ -30,16 +30,22 @@ fn denied(namespace: &str, rule: Option<u32>) -> Denied {
 #[test]
 fn the_rules_that_are_counted_have_a_limit() {
     let mut counts = Counts::default();
-    for rule in 0..=RULES_COUNTED_MAX as u32 {
-        counts.count(&denied("ns1", Some(rule)));
+    let of_one = RULES_OF_NAMESPACE_MAX as u32;
+    let namespaces = RULES_COUNTED_MAX / RULES_OF_NAMESPACE_MAX;
+    let names: Vec<String> = (0..=namespaces).map(|at| format!("ns{at}")).collect();
+    // One of each is beyond the limit of its namespace, and all of the last one beyond that of all.
+    for namespace in &names {
+        for rule in 0..=of_one {
+            counts.count(&denied(namespace, Some(rule)));
+        }
     }
     counts.count(&denied("ns1", Some(0)));
-    counts.count(&denied("ns2", Some(0)));
     counts.count(&denied("ns1", None));
     assert_eq!(counts.by_rule.len(), RULES_COUNTED_MAX);
     let by_rule = DenialReason::ByRule;
     assert_eq!(counts.by_rule[&("ns1".into(), 0, by_rule)], 2);
-    assert_eq!(counts.others[by_rule], 3);
+    let beyond = namespaces as u64 + u64::from(of_one) + 1;
+    assert_eq!(counts.others[by_rule], beyond + 1);
 }
 
 #[test]

@@ -14,6 +14,7 @@ pub mod ledger;
 use std::{
     collections::{BTreeMap, hash_map::RandomState},
     hash::BuildHasher as _,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -317,7 +318,19 @@ pub async fn post(options: ClientOptions, mut notices: Notices, spread: Duration
                 let Some(posting) = ledger.poll(now()) else {
                     continue;
                 };
-                let outcome = poster.post(&posting).await;
+                let outcome = {
+                    let mut posted = pin!(poster.post(&posting));
+                    // Notices have a limit for each namespace only once they are taken. The API server may be slow.
+                    loop {
+                        tokio::select! {
+                            outcome = &mut posted => break outcome,
+                            Some(notice) = notices.notices.recv() => {
+                                let dropped = ledger.take(notice, now(), part_of(spread));
+                                notices.counters.dropped.fetch_add(dropped, Relaxed);
+                            }
+                        }
+                    }
+                };
                 let counter = match outcome {
                     Outcome::Created => &notices.counters.created,
                     Outcome::Known => &notices.counters.known,

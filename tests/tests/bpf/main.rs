@@ -12,6 +12,7 @@ mod marks;
 mod netns;
 mod opens;
 mod release;
+mod several;
 mod test_run;
 mod trust;
 

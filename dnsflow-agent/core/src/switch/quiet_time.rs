@@ -159,9 +159,8 @@ impl QuietTime {
                 let before = known.cookies.take().unwrap_or_default();
                 known.cookies = policy.denying(namespace, &before);
             }
-            let cookies = known.cookies.iter().flatten();
-            if all.len() + cookies.clone().count() <= COUNTED_COOKIES_MAX {
-                all.extend(cookies);
+            if let Some(cookies) = &known.cookies {
+                count_with(&mut all, cookies);
             }
         }
         self.counters.retain(&all);
@@ -239,5 +238,30 @@ impl QuietTime {
         } else {
             Outlook::Count(all)
         }
+    }
+}
+
+/// Counts the cookies of a namespace with those of others, if there is room for all of them.
+fn count_with(others: &mut BTreeSet<u32>, cookies: &BTreeSet<u32>) {
+    if others.len() + cookies.len() <= COUNTED_COOKIES_MAX {
+        others.extend(cookies);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without a count, every answer of the namespace waits.
+    #[test]
+    fn a_namespace_beyond_the_cookies_of_all_is_not_counted() {
+        let of = |first: usize, count: usize| -> BTreeSet<u32> {
+            (first as u32..).take(count).collect()
+        };
+        let mut all = of(0, COUNTED_COOKIES_MAX - 3);
+        count_with(&mut all, &of(1000, 4));
+        assert_eq!(all.len(), COUNTED_COOKIES_MAX - 3, "four have no room");
+        count_with(&mut all, &of(2000, 3));
+        assert_eq!(all.len(), COUNTED_COOKIES_MAX);
     }
 }

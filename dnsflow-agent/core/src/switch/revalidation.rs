@@ -62,6 +62,8 @@ struct Waiting {
     longest: Timestamp,
     /// Whether a frame waits for the batch.
     is_awaited: bool,
+    /// In how many looks it was.
+    looks: u32,
 }
 
 #[derive(Debug)]
@@ -107,6 +109,7 @@ impl Revalidation {
             estimated: begins + self.estimate,
             longest: begins + self.estimate_max,
             is_awaited: false,
+            looks: 0,
         };
         self.waiting.insert(batch, waiting);
     }
@@ -127,15 +130,18 @@ impl Revalidation {
         }
         let mut paths = BTreeSet::new();
         let mut batches = Vec::new();
-        for (batch, waiting) in self
-            .waiting
-            .iter()
+        let waiting = self.waiting.iter_mut();
+        let mut waiting: Vec<_> = waiting
             .filter(|(_, waiting)| waiting.is_looked_at())
-        {
+            .collect();
+        // Batches take turns: a pod that sends all the time what stays denied could fill each look.
+        waiting.sort_by_key(|(_, waiting)| waiting.looks);
+        for (batch, waiting) in waiting {
             if paths.len() + waiting.paths.len() > PATHS_PER_LOOK_MAX {
                 // A later batch of fewer paths may fit.
                 continue;
             }
+            waiting.looks += 1;
             paths.extend(waiting.paths.iter().cloned());
             batches.push(*batch);
         }

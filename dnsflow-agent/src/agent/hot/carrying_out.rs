@@ -104,6 +104,9 @@ impl Hot {
             Command::HoldAnswers { name_set, held } => kernel.names.set_held(name_set, held),
             Command::ForgetNames { name_set } => kernel.names.remove_name_set(name_set),
             Command::FilterInterface { ifindex, name_set } => {
+                if name_set.is_none() {
+                    kernel.frames.deferred.forget_interface(ifindex);
+                }
                 kernel.names.set_name_set(ifindex, name_set);
                 kernel.marks.share(ifindex, name_set.is_some());
             }

@@ -138,6 +138,13 @@ impl Frames {
         }
     }
 
+    /// Takes answers that no rule mentioned out of the kernel, before one pod can fill its queue.
+    pub(super) fn collect_deferred(&mut self) {
+        if let Err(error) = self.deferred.collect() {
+            warn!(%error, "deferred answers cannot be read");
+        }
+    }
+
     /// Has the engine look at the answers that no rule mentioned.
     pub(super) fn replay(&mut self, engine: &mut Engine) {
         let drained = self.deferred.replay(|frame| engine.replay(frame, now()));
@@ -149,9 +156,8 @@ impl Frames {
 
 /// Has the engine look at a frame, and defers an answer that no rule mentions.
 fn hand_in(frame: Frame<'_>, engine: &mut Engine, deferred: &mut DeferredAnswers) {
-    let defer = engine.handle_frame(frame, now());
-    if defer && let Err(error) = deferred.defer(frame) {
-        warn!(%error, "a deferred answer cannot be read");
+    if engine.handle_frame(frame, now()) {
+        deferred.defer(frame);
     }
 }
 

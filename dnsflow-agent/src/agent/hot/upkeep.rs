@@ -60,14 +60,17 @@ impl Pulse {
         }
     }
 
-    /// Says that this thread is well, when it is time to.
-    pub(super) fn beat(&mut self, engine: &mut Engine, now: Timestamp) {
+    /// Says that this thread is well, when it is time to. Returns whether it was.
+    pub(super) fn beat(&mut self, engine: &mut Engine, now: Timestamp) -> bool {
         if self.at > now {
-            return;
+            return false;
         }
         self.at = now + BEAT_INTERVAL;
         if let Err(error) = self.heartbeat.capture_until(now + self.keep) {
             warn!(%error, "cannot extend the capture of DNS answers");
+        }
+        if let Err(error) = self.heartbeat.reads(now) {
+            warn!(%error, "cannot extend the pods' shares of captured DNS answers");
         }
         if let Some(estimate) = &self.estimate {
             engine.handle(Input::Revalidation(estimate.time()), now);
@@ -75,6 +78,7 @@ impl Pulse {
                 warn!(%error, "cannot extend the holding of DNS answers");
             }
         }
+        true
     }
 
     /// No further answer is held.

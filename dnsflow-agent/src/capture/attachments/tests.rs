@@ -44,6 +44,12 @@ impl Attach for Kernel {
         };
     }
 
+    fn forget(&mut self, ifindex: u32) {
+        let mut state = self.0.borrow_mut();
+        assert!(!state.attached.contains(&ifindex), "the programs go first");
+        state.trusted.remove(&ifindex);
+    }
+
     fn attach(&mut self, name: &str, ifindex: u32) -> Result<Link, AttachError> {
         let mut state = self.0.borrow_mut();
         state.tries += 1;

@@ -382,7 +382,11 @@ impl Ledger {
     /// It was said, by this node or another one.
     fn said(&mut self, posting: &Posting, now: Timestamp) {
         let key = (posting.namespace.clone(), posting.about.clone());
+        let known = self.entries.get(&key);
+        let is_news = known.is_some_and(|entry| entry.note != posting.note);
         match &posting.about {
+            // Meanwhile there is something else to say.
+            About::Name(_) | About::Pod(_) | About::Rule(_) if is_news => {}
             // A limit is told again when it is met again, and so is an interface that fails again.
             About::Name(_) | About::Pod(_) => drop(self.entries.remove(&key)),
             About::Denials => {

@@ -67,6 +67,22 @@ fn a_batch_of_many_paths_does_not_keep_a_smaller_one_from_the_look() {
     assert!(looked_at.contains(&path(7, 1)));
 }
 
+/// Of a pod that goes on to send what is denied.
+#[test]
+fn a_batch_of_many_paths_that_drop_for_good_does_not_fill_each_look() {
+    let mut revalidation = waiting();
+    let many: Vec<Path> = (0..PATHS_PER_LOOK_MAX as u8)
+        .map(|to| path(5, to))
+        .collect();
+    begin(&mut revalidation, 1, &many, 0);
+    assert_eq!(revalidation.look(at(0)), Some(many.clone()));
+    begin(&mut revalidation, 2, &[path(6, 1)], 0);
+    assert_eq!(revalidation.looked(Some(&many), at(1)), []);
+    assert_eq!(revalidation.look(at(2)), Some(vec![path(6, 1)]));
+    assert_eq!(revalidation.looked(Some(&[]), at(3)), [BatchId(2)]);
+    assert_eq!(revalidation.look(at(4)), Some(many));
+}
+
 #[test]
 fn the_longer_a_batch_waits_the_rarer_are_the_looks() {
     let mut revalidation = waiting();

@@ -82,6 +82,20 @@ fn what_changes_is_said_anew_and_what_is_over_no_more() {
     assert_eq!(said(&mut ledger, at(10_000)), ["ns2: rule 0: bad"]);
 }
 
+/// The API server takes its time.
+#[test]
+fn what_changes_while_it_is_said_is_said_anew() {
+    let mut ledger = Ledger::default();
+    ledger.take(rules("a", &[(0, "bad")]), at(0), Duration::ZERO);
+    let first = ledger.poll(at(0)).expect("an Event");
+    ledger.take(rules("a", &[(0, "worse")]), at(1), Duration::ZERO);
+    ledger.done(&first, Outcome::Created, at(2));
+    let second = ledger.poll(at(2)).expect("another one");
+    assert_eq!(second.note, "rule 0: worse");
+    ledger.done(&second, Outcome::Created, at(3));
+    assert_eq!(ledger.poll(at(3)), None);
+}
+
 #[test]
 fn what_was_over_before_it_was_said_is_not_said() {
     let mut ledger = Ledger::default();
