@@ -331,6 +331,14 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
         Report::TableReadAgain { database, table } => {
             telling(Kind::TableReadAgain, format!("{table} of {database}"))
         }
+        Report::LoadBalancersUnread(are_unread) => telling(
+            Kind::LoadBalancersUnread,
+            match are_unread {
+                true => "some load balancers cannot be read: addresses are opened by flows",
+                false => "all load balancers are read: addresses are opened by marks again",
+            }
+            .to_owned(),
+        ),
         Report::MarksEndNowhere => telling(
             Kind::MarksEndNowhere,
             "OVN has no stage ls_out_check_port_sec".to_owned(),

@@ -83,11 +83,11 @@ impl OvnDb {
         }
     }
 
-    /// The same beside these networks of the cluster (`--cluster-networks`). With some, it goes on without the addresses
-    /// of Services if they are too many. Without, a name could lead to a Service that nobody knows.
+    /// The same beside these networks of the cluster (`--cluster-networks`). With some, it goes on without load balancers
+    /// if they are too many: then no address is marked. Without, a name could lead to a Service that nobody knows.
     pub fn beside(self, cluster_networks: &[IpNet]) -> Self {
         let optional = match cluster_networks {
-            [] => &[],
+            [] => nb::OF_VARIABLES,
             _ => nb::OF_SERVICES,
         };
         Self {

@@ -435,6 +435,7 @@ impl Replay {
             | Report::AllowedAnyway(_)
             | Report::ResolverCovered { .. }
             | Report::MarksEndNowhere
+            | Report::LoadBalancersUnread(_)
             | Report::TableTooLarge(_)
             | Report::TableReadAgain { .. }
             | Report::ForeignFlow { .. }

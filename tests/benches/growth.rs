@@ -320,7 +320,7 @@ fn elsewhere_acl(index: u32, rules: &[Rule]) -> (RowId, Option<Acl>) {
 /// The load balancer of a Service.
 fn service(number: usize) -> (RowId, Option<LoadBalancer>) {
     let balancer = LoadBalancer {
-        service: format!("namespace-{}/service-{number}", number / RULES),
+        service: Some(format!("namespace-{}/service-{number}", number / RULES)),
         network: None,
         addresses: [Ipv4Addr::from_bits(0x0a60_0000 + number as u32).into()].into(),
         backends: [Ipv4Addr::from_bits(0x0af4_0000 + number as u32).into()].into(),

@@ -42,6 +42,8 @@ pub enum Kind {
     TableReadAgain,
     /// OVN has no stage in which marks end.
     MarksEndNowhere,
+    /// Some load balancers of OVN cannot be read, or all can again.
+    LoadBalancersUnread,
     /// Another program's flow is in the place of a flow of dnsflow's.
     ForeignFlow,
     /// Lost flows were restored.

@@ -250,28 +250,29 @@ impl Access<'_> {
         learned.is_news
     }
 
-    /// Notes whether an entry's address is never opened, and whether a load balancer leads to it. Returns the change
-    /// of the former.
-    fn check_address(&mut self, id: PortId, address: IpAddr) -> Option<RefusalChange> {
+    /// Notes whether an entry's address is never opened, and whether a load balancer has it in front or leads to it.
+    /// Returns the change for which the address is to be planned anew.
+    fn check_address(&mut self, id: PortId, address: IpAddr) -> Option<AddressChange> {
         let row = &self.ports.get(id)?.row;
-        let checked = self
-            .refused
-            .check(address, row, self.policy.namespace_of_rules(row));
+        let namespace = self.policy.namespace_of_rules(row);
+        let checked = self.refused.check(address, row, namespace);
+        let is_front = self.refused.is_front(address, row, namespace);
+        let comes_in_front = is_front && self.cache.note_front(id, address);
         if self.policy.is_backend(address) {
             self.cache.note_backend(id, address);
         }
         let entry = self.cache.entry_mut(id, address)?;
         let was_refused = std::mem::replace(&mut entry.is_refused, checked.is_err());
         match checked {
-            Err(reason) if !was_refused => Some(RefusalChange::Refused(reason)),
-            Ok(()) if was_refused => Some(RefusalChange::Allowed),
-            Ok(()) | Err(_) => None,
+            Err(reason) if !was_refused => Some(AddressChange::Refused(reason)),
+            Ok(()) if was_refused => Some(AddressChange::Allowed),
+            Ok(()) | Err(_) => comes_in_front.then_some(AddressChange::Front),
         }
     }
 
     /// Checks addresses again: closes open ones that are never opened now, and opens those that were refused. Those that
-    /// a load balancer leads to now get flows of their own later ([`Cache::compared`]).
-    /// Returns the ports at which the kernel opens nothing any more.
+    /// a load balancer has in front get flows of their own, and those that it leads to get them later
+    /// ([`Cache::compared`]). Returns the ports at which the kernel opens nothing any more.
     pub(crate) fn recheck(
         &mut self,
         recheck: &Recheck,
@@ -325,7 +326,7 @@ impl Access<'_> {
             let Some(change) = self.check_address(id, address) else {
                 continue;
             };
-            if let RefusalChange::Refused(reason) = change {
+            if let AddressChange::Refused(reason) = change {
                 let entry = self.cache.entry(id, address);
                 let name = entry.and_then(|entry| entry.names.keys().next().cloned());
                 let whose = (id, port.row.iface_id.as_str());
@@ -1033,7 +1034,7 @@ impl Access<'_> {
                 let opens = entry.adopted.is_some()
                     || entry.installed.group().is_some()
                     || entry.installed.is_unsent();
-                opens && !entry.is_denied()
+                opens && !entry.needs_flows()
             });
             let Some(entry) = entry else {
                 batch.mark(MarkChange::Remove { ifindex, address });
@@ -1070,13 +1071,15 @@ impl Access<'_> {
     }
 }
 
-/// The change of an address that is never opened, or no longer so.
+/// The change of an address for which it is planned anew.
 #[derive(Clone, Copy, Debug)]
-enum RefusalChange {
+enum AddressChange {
     /// It was not refused before, and is now.
     Refused(Refused),
     /// It was refused, and is not any more.
     Allowed,
+    /// A load balancer has it in front, and had not before.
+    Front,
 }
 
 /// Flows that were found in the switch, with their cookies.

@@ -133,9 +133,10 @@ pub(crate) struct Place {
     pub(crate) address: IpAddr,
     /// A mark ends then.
     pub(crate) until: Timestamp,
-    /// Whether a rule denies a name of the address: it gets flows of its own at once. They also match a packet that a
-    /// load balancer has sent to the address, whose destination was another one when it was marked.
-    pub(crate) is_denied: bool,
+    /// Whether the address gets flows of its own at once, and no mark. If a rule denies a name of the address, they also
+    /// match a packet that a load balancer has sent there, whose destination was another one when it was marked. If a
+    /// load balancer has the address in front, a mark would decide over the address behind, whatever its rules.
+    pub(crate) needs_flows: bool,
     /// Whether a load balancer leads to the address: it gets flows of its own, too. If it has a mark, that stays
     /// meanwhile ([`Installed::replace`]): without flows, nothing is open behind a load balancer.
     pub(crate) is_backend: bool,
@@ -287,7 +288,7 @@ impl Installed {
         let Place {
             port,
             address,
-            is_denied,
+            needs_flows,
             is_backend,
             ..
         } = place;
@@ -300,10 +301,10 @@ impl Installed {
         // Without room, a mark opens at least what is not sent there by a load balancer: whoever makes a Service would
         // close the address to others.
         let has_room = planned.own.is_none();
-        let needs_flows =
-            is_denied || (is_backend && has_room || keeps_flows) && self.marked().is_none();
+        let takes_flows =
+            needs_flows || (is_backend && has_room || keeps_flows) && self.marked().is_none();
         if let Some(marked) = self.marked()
-            && !needs_flows
+            && !takes_flows
             && groups.is_plan(marked.group, &planned.plan)
         {
             groups.write(marked.group, batch);
@@ -325,7 +326,7 @@ impl Installed {
         let is_tried = self.marked().is_some() || !groups.are_refused(now);
         let group = match count {
             0 => None,
-            _ if needs_flows || !is_tried => None,
+            _ if takes_flows || !is_tried => None,
             _ => groups.take(port, &planned.plan, batch),
         };
         let mut beside = self.beside();
@@ -374,8 +375,9 @@ impl Installed {
                 // Adopted flows are there.
                 let were_there = beside.is_confirmed || !has_flows;
                 beside.is_confirmed = were_there && !batch.adds_since(before);
-                // What a rule denies closes at once, and so does what no rule opens, or flows that are there.
-                let is_awaited = !beside.is_confirmed && !flows.is_empty() && !is_denied;
+                // What a rule denies closes at once, and so does a mark that decides behind a load balancer, what no rule
+                // opens, or flows that are there.
+                let is_awaited = !beside.is_confirmed && !flows.is_empty() && !needs_flows;
                 let stays = marked.until.is_some() && is_awaited;
                 beside.ends = stays;
                 if !stays {

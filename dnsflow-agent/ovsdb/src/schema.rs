@@ -90,6 +90,9 @@ pub enum Kept {
     /// Of the `vips` of a load balancer, the keys and the addresses in each value (ovn-nb(5)), with a digest: the
     /// difference of two maps says "remove" by repeating the value (ovsdb-server(7), section 4.1.14).
     Backends,
+    /// Of a map of template variables, the addresses without a port in each value, likewise. Variables without such an
+    /// address are left out.
+    Addresses,
 }
 
 impl Column {
@@ -132,6 +135,14 @@ impl Column {
     pub const fn backends(name: &'static str) -> Self {
         Self {
             kept: Kept::Backends,
+            ..Self::map(name)
+        }
+    }
+
+    /// The `variables` of templates, of which the addresses without a port are read.
+    pub const fn addresses(name: &'static str) -> Self {
+        Self {
+            kept: Kept::Addresses,
             ..Self::map(name)
         }
     }

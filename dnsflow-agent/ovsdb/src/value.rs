@@ -170,7 +170,12 @@ impl Datum {
             }
             (Kept::Backends, Repr::Map(pairs)) => {
                 for (_, value) in pairs {
-                    *value = backends(value);
+                    *value = backends(value, |_| true);
+                }
+            }
+            (Kept::Addresses, Repr::Map(pairs)) => {
+                for (_, value) in pairs {
+                    *value = backends(value, |port| port.is_none());
                 }
             }
             (Kept::All, _) | (_, Repr::Set(_) | Repr::Unreadable | Repr::TooLong) => {}
@@ -191,7 +196,15 @@ impl Datum {
     }
 
     /// Leaves out lists of backends that are those of the pair before: all ports of a Service lead to the same pods.
-    fn fold(&mut self) {
+    /// Leaves out pairs without an address of [`Kept::Addresses`]. A later difference may say that such a pair is gone,
+    /// and so brings it back: without an address, it is left out again.
+    fn fold(&mut self, kept: Kept) {
+        if let (Kept::Addresses, Repr::Map(pairs)) = (kept, &mut self.0) {
+            pairs.retain(|(_, value)| match value {
+                Atom::Backends { addresses, .. } => addresses.as_deref() != Some(&[]),
+                _ => true,
+            });
+        }
         let mut before: Option<&Box<[IpAddr]>> = None;
         for backends in self.backends_mut() {
             match (&before, &mut *backends) {
@@ -251,15 +264,18 @@ impl Datum {
 /// With keys of this process: who writes backends must not find two lists that have one digest.
 static DIGESTS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
-/// What is kept of the backends of a VIP: addresses with ports, or without if the VIP has none. Names of template
-/// variables are left out.
-fn backends(value: &Atom) -> Atom {
+/// What is kept of the backends of a VIP: addresses with ports, or without if the VIP has none, as far as `is_wanted`
+/// says of their ports. Names of template variables are left out.
+fn backends(value: &Atom, is_wanted: impl Fn(Option<u16>) -> bool) -> Atom {
     let text = match value {
         Atom::String(text) => text,
         _ => "",
     };
     let parts = text.split(',').map(str::trim);
-    let addresses = parts.filter_map(endpoint).map(|(address, _)| address);
+    let endpoints = parts.filter_map(endpoint);
+    let addresses = endpoints
+        .filter(|(_, port)| is_wanted(*port))
+        .map(|(address, _)| address);
     let addresses: std::collections::BTreeSet<IpAddr> = addresses.collect();
     Atom::Backends {
         digest: DIGESTS.hash_one(value),
@@ -267,12 +283,16 @@ fn backends(value: &Atom) -> Atom {
     }
 }
 
-/// The address and the port in `ADDRESS:PORT`, `[ADDRESS]:PORT` or `ADDRESS` (ovn-nb(5), `vips` of `Load_Balancer`).
+/// The address and the port in `ADDRESS:PORT`, `[ADDRESS]:PORT`, `ADDRESS` or `[ADDRESS]` (ovn-nb(5), `vips` of
+/// `Load_Balancer`; `inet_parse_active` in Open vSwitch's lib/socket-util.c).
 pub fn endpoint(text: &str) -> Option<(IpAddr, Option<u16>)> {
     let with_port = text.parse::<SocketAddr>();
     let with_port = with_port.map(|endpoint| (endpoint.ip(), Some(endpoint.port())));
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|text| text.strip_suffix(']'));
     with_port
-        .or_else(|_| text.parse().map(|address| (address, None)))
+        .or_else(|_| bare.unwrap_or(text).parse().map(|address| (address, None)))
         .ok()
 }
 
@@ -390,7 +410,9 @@ impl Row {
 
     /// The row as it is kept.
     pub(super) fn pack(mut self) -> PackedRow {
-        self.cells.iter_mut().for_each(Datum::fold);
+        for (column, cell) in self.columns.iter().zip(&mut self.cells) {
+            cell.fold(column.kept);
+        }
         // Without room the program ends; nothing else fails here.
         PackedRow(
             postcard::to_allocvec(&self.cells)
@@ -474,7 +496,7 @@ impl Row {
         texts.collect()
     }
 
-    /// The keys of the `vips` of a load balancer, each with the addresses that it leads to.
+    /// The keys of the `vips` of a load balancer, each with the addresses that it leads to; likewise template variables.
     pub fn backends(&self, column: &'static str) -> Result<Vec<(&str, &[IpAddr])>, CellError> {
         let pairs = self.map(column)?.pairs.iter().map(|pair| match pair {
             (Atom::String(vip), Atom::Backends { addresses, .. }) => {
@@ -551,7 +573,7 @@ impl<'a> Pairs<'a> {
             match self.kept {
                 Kept::All => true,
                 Kept::Pairs(keys) => keys.contains(&key),
-                Kept::Backends => false,
+                Kept::Backends | Kept::Addresses => false,
             },
             "`{key}` is read and not kept"
         );

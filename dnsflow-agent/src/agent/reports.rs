@@ -114,6 +114,13 @@ pub(super) fn tell(report: &Report) {
                 table, "the table is no longer too large, and is read again"
             );
         }
+        Report::LoadBalancersUnread(true) => warn!(
+            "some load balancers of OVN cannot be read: any address may be in front of one, so addresses are opened by \
+             flows, not by marks"
+        ),
+        Report::LoadBalancersUnread(false) => {
+            info!("all load balancers of OVN are read: addresses are opened by marks again");
+        }
         Report::MarksEndNowhere => warn!(
             "OVN has no stage ls_out_check_port_sec: packets allowed by other rules keep their marks on this node; \
              --open-by=flows sets no marks"

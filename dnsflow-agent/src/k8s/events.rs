@@ -178,6 +178,7 @@ impl Notice {
             | Report::AllowedAnyway(_)
             | Report::ResolverCovered { .. }
             | Report::MarksEndNowhere
+            | Report::LoadBalancersUnread(_)
             | Report::TableTooLarge(_)
             | Report::TableReadAgain { .. }
             | Report::ForeignFlow { .. }

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use dnsflow_core::ovn::rows::{Acl, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate, NodeSet};
+use dnsflow_core::ovn::rows::{
+    Acl, Changes, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate, NodeSet, RowId,
+    TemplateVariables, UnreadFronts,
+};
 use dnsflow_ovsdb::{
     CellError, Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
     session::Conditions, value::endpoint,
@@ -25,9 +28,16 @@ const LOGICAL_SWITCH: &str = "Logical_Switch";
 const LOGICAL_ROUTER_PORT: &str = "Logical_Router_Port";
 const ADDRESS_SET: &str = "Address_Set";
 const LOAD_BALANCER: &str = "Load_Balancer";
+const VIPS: &str = "vips";
+const TEMPLATE_VARIABLES: &str = "Chassis_Template_Var";
+const VARIABLES: &str = "variables";
 
-/// The tables of Services, whose networks `--cluster-networks` names as well.
-pub(super) const OF_SERVICES: &[&str] = &[LOAD_BALANCER];
+/// The table of Services, whose networks `--cluster-networks` names as well, and that of the variables.
+pub(super) const OF_SERVICES: &[&str] = &[LOAD_BALANCER, TEMPLATE_VARIABLES];
+/// The columns that tell what load balancers have in front.
+const FRONTS: [(&str, &str); 2] = [(LOAD_BALANCER, VIPS), (TEMPLATE_VARIABLES, VARIABLES)];
+/// The variables alone. Without them, addresses get flows in place of marks.
+pub(super) const OF_VARIABLES: &[&str] = &[TEMPLATE_VARIABLES];
 
 // External ids of ovn-kubernetes (its go-controller/pkg/libovsdb/ops/db_object_types.go and
 // go-controller/pkg/types/const.go).
@@ -37,6 +47,8 @@ const NAME: &str = "k8s.ovn.org/name";
 const RULE_INDEX: &str = "rule-index";
 /// `primary` or `secondary`: what a user-defined network is to its pods.
 const ROLE: &str = "k8s.ovn.org/role";
+/// `Service`: the kind of object that a load balancer is made for.
+const KIND: &str = "k8s.ovn.org/kind";
 /// The kind of object that a row is made for.
 const OWNER_TYPE: &str = "k8s.ovn.org/owner-type";
 /// The name of the address sets of all nodes (`ClusterNodeIPsAddrSetName` in its
@@ -87,27 +99,32 @@ const TABLES: &[Table] = &[
         name: LOAD_BALANCER,
         columns: &[
             Column::scalar("name"),
-            Column::backends("vips"),
-            Column::pairs("external_ids", &[OWNER, NETWORK]),
+            Column::backends(VIPS),
+            Column::pairs("external_ids", &[KIND, OWNER, NETWORK]),
         ],
-        purpose: "the addresses of Services",
+        purpose: "the addresses of Services and of other load balancers",
         remedy: "--cluster-networks with the Service networks of each family takes its place",
         // In a message of their own: each names all of its backends, and ovsdb-server puts a message together as a
         // whole.
         deferred: true,
     },
+    Table {
+        name: TEMPLATE_VARIABLES,
+        columns: &[Column::addresses(VARIABLES)],
+        purpose: "the addresses of load balancers with templates",
+        remedy: "reduce the number of Services of type NodePort",
+        deferred: true,
+    },
 ];
 
-/// The ACLs of EgressFirewalls, the address sets of nodes, and the load balancers of Services. The external ids of
-/// ovn-kubernetes are in its `go-controller/pkg/libovsdb/ops/db_object_types.go` and `db_object_ids.go`.
+/// The ACLs of EgressFirewalls and the address sets of nodes. The external ids of ovn-kubernetes are in its
+/// `go-controller/pkg/libovsdb/ops/db_object_types.go` and `db_object_ids.go`.
 pub fn conditions() -> Conditions {
     let ours = Clause::includes_pair("external_ids", OWNER_TYPE, "EgressFirewall");
     let nodes = Clause::includes_pair("external_ids", NAME, NODE_IPS);
-    let services = Clause::includes_pair("external_ids", "k8s.ovn.org/kind", "Service");
     Conditions::from([
         (ACL, Condition::AnyOf(vec![ours])),
         (ADDRESS_SET, Condition::AnyOf(vec![nodes])),
-        (LOAD_BALANCER, Condition::AnyOf(vec![services])),
     ])
 }
 
@@ -119,6 +136,15 @@ pub(super) fn whole(replica: &Replica, converter: &mut Converter) -> NbUpdate {
         switches: converter.every(replica, LOGICAL_SWITCH, logical_switch),
         gateway_ports: converter.every(replica, LOGICAL_ROUTER_PORT, gateway_port),
         load_balancers: converter.every(replica, LOAD_BALANCER, load_balancer),
+        template_variables: converter.every(replica, TEMPLATE_VARIABLES, template_variables),
+        unread_fronts: {
+            let mut unread = tables_left_out(replica);
+            for (table, column) in FRONTS {
+                let front = |row: &Row| unread_front(row, column);
+                unread.extend(converter.every(replica, table, front));
+            }
+            unread
+        },
         node_sets: converter.every(replica, ADDRESS_SET, node_set),
     }
 }
@@ -135,6 +161,20 @@ pub(super) fn changed(
         switches: converter.changed(replica, changes, LOGICAL_SWITCH, logical_switch),
         gateway_ports: converter.changed(replica, changes, LOGICAL_ROUTER_PORT, gateway_port),
         load_balancers: converter.changed(replica, changes, LOAD_BALANCER, load_balancer),
+        template_variables: converter.changed(
+            replica,
+            changes,
+            TEMPLATE_VARIABLES,
+            template_variables,
+        ),
+        unread_fronts: {
+            let mut unread = tables_left_out(replica);
+            for (table, column) in FRONTS {
+                let front = |row: &Row| unread_front(row, column);
+                unread.extend(converter.changed(replica, changes, table, front));
+            }
+            unread
+        },
         node_sets: converter.changed(replica, changes, ADDRESS_SET, node_set),
     }
 }
@@ -215,26 +255,49 @@ pub fn node_set(row: &Row) -> Conversion<NodeSet> {
     }))
 }
 
-/// Reads a `Load_Balancer` row; `None` for those that gateway routers alone have.
+/// Reads a `Load_Balancer` row; `None` for a Service's that gateway routers alone have.
 pub fn load_balancer(row: &Row) -> Conversion<LoadBalancer> {
-    if is_of_gateway_router(row.text("name")?) {
+    let ids = row.pairs("external_ids")?;
+    let is_service = ids.value(KIND) == Some("Service");
+    if is_service && is_of_gateway_router(row.text("name")?) {
         return Ok(None);
     }
-    let ids = row.pairs("external_ids")?;
-    let vips = row.backends("vips")?;
+    let vips = row.backends(VIPS)?;
     let backends: BTreeSet<_> = vips.iter().flat_map(|(_, to)| to.iter().copied()).collect();
-    // A template stands for the addresses of each node.
-    let vips = vips.iter().filter(|(vip, _)| !vip.starts_with('^'));
-    let addresses = vips.map(|(vip, _)| {
-        let endpoint = endpoint(vip).map(|(address, _)| address);
-        endpoint.ok_or_else(|| CellError::new("vips", format!("`{vip}` is no address")))
-    });
+    // The addresses of a template are those of its variables. OVN, too, leaves out another key that is no address
+    // (`ovn_northd_lb_init` in its northd/lb.c).
+    let addresses = vips.iter().filter_map(|(vip, _)| Some(endpoint(vip)?.0));
     Ok(Some(LoadBalancer {
-        service: ids.value(OWNER).unwrap_or_default().to_owned(),
+        service: is_service.then(|| ids.value(OWNER).unwrap_or_default().to_owned()),
         network: ids.value(NETWORK).map(str::to_owned),
-        addresses: addresses.collect::<Result<_, _>>()?,
+        addresses: addresses.collect(),
         backends: backends.into_iter().collect(),
     }))
+}
+
+/// Reads a `Chassis_Template_Var` row; `None` without an address. A variable that stands for the address of a load
+/// balancer has no port, which is behind the variable (`ovn_lb_vip_init_template` in OVN's lib/lb.c). Those for
+/// backends have: ovn-kubernetes writes them for Services with ports alone (`makeTarget` in its
+/// go-controller/pkg/ovn/controller/services/lb_config.go).
+pub fn template_variables(row: &Row) -> Conversion<TemplateVariables> {
+    let variables = row.backends(VARIABLES)?;
+    let addresses = variables.iter().flat_map(|(_, addresses)| *addresses);
+    let addresses: BTreeSet<IpAddr> = addresses.copied().collect();
+    Ok((!addresses.is_empty()).then_some(TemplateVariables { addresses }))
+}
+
+/// Whether this column, which tells what load balancers have in front, cannot be read: the row is too long.
+fn unread_front(row: &Row, column: &'static str) -> Conversion<UnreadFronts> {
+    Ok(row.backends(column).is_err().then_some(UnreadFronts))
+}
+
+/// Those of [`OF_SERVICES`] that are too large, in place of a row.
+fn tables_left_out(replica: &Replica) -> Changes<UnreadFronts> {
+    let mut left_out = replica.left_out();
+    let left_out = left_out.any(|large| OF_SERVICES.contains(&large.table.name));
+    // No row has this identity (RFC 4122, section 4.1.7).
+    let change = left_out.then_some((RowId::new(0), Some(UnreadFronts)));
+    change.into_iter().collect()
 }
 
 #[cfg(test)]

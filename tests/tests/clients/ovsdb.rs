@@ -19,7 +19,7 @@ use dnsflow_agent::{
 use dnsflow_core::{
     Input,
     io::input::LOGICAL_FLOW_SAMPLE_MAX,
-    ovn::rows::{Changes, InterfaceUpdate, NbUpdate, Pipeline, SbUpdate, Stage},
+    ovn::rows::{Changes, InterfaceUpdate, NbUpdate, Pipeline, SbUpdate, Stage, UnreadFronts},
 };
 use dnsflow_ovsdb::{
     Connection, Database, Event, Kind, Remotes, TableLimits, framing::PIECE_MAX_BYTES,
@@ -688,9 +688,11 @@ async fn a_row_that_is_too_long_is_left_out_alone() {
     let mut edge = Ovn::start(&nb, &sb);
     let services = |update: NbUpdate| -> Vec<Option<String>> {
         let balancers = values(update.load_balancers).into_iter();
-        balancers.map(|one| Some(one?.service)).collect()
+        balancers.map(|one| one?.service).collect()
     };
     let first = edge.nb().await;
+    // Any address may be in front.
+    assert_eq!(values(first.unread_fronts.clone()), [Some(UnreadFronts)]);
     assert_eq!(services(first), [Some("ns/s1".to_owned())]);
     // What is left out takes part in no later change.
     nb.transact(json!([
@@ -745,6 +747,7 @@ async fn a_table_that_is_too_large_is_left_out_if_an_option_takes_its_place() {
     let update = with.nb().await;
     assert!(!update.reset);
     assert_eq!(values(update.load_balancers), [None, None]);
+    assert_eq!(values(update.unread_fronts), [Some(UnreadFronts)]);
     assert_eq!((update.switches.len(), update.acls.len()), (1, 0));
     with.end().await;
 

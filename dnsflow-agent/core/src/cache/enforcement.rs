@@ -250,7 +250,7 @@ impl Cache {
             return false;
         };
         let may_be_marked = || {
-            let is_new = !entry.is_denied() && entry.installed.group().is_none();
+            let is_new = !entry.needs_flows() && entry.installed.group().is_none();
             let is_tried = entry.tried_in == Some(self.groups.version(port));
             is_new && !entry.is_backend && !is_tried && self.groups.are_tried(port, now)
         };

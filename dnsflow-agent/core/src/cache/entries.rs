@@ -101,6 +101,8 @@ pub(crate) struct Entry {
     /// Whether a load balancer leads to the address, or has done so since the pod was told it: an address that came and
     /// went as one would change flows each time.
     pub(super) is_backend: bool,
+    /// Whether a load balancer has the address in front, likewise.
+    pub(crate) is_front: bool,
     /// The room by which its rules have not all of their flows, if they have not.
     pub(crate) cut: Option<Room>,
     /// The traffic of former flows: of those that have gone because it is not known where to write them, or that a start
@@ -574,13 +576,19 @@ impl Entry {
         self.names.is_empty() && self.adopted.is_none()
     }
 
+    /// Whether the address gets flows of its own at once: by a mark, the address behind a load balancer would be open or
+    /// closed by the rules of the one in front of it.
+    pub(crate) fn needs_flows(&self) -> bool {
+        self.is_denied() || self.is_front
+    }
+
     /// Where the entry is enforced, and until when without the agent.
     pub(super) fn place(&self, (port, address): Key) -> Place {
         Place {
             port,
             address,
             until: self.ends_at() + MARK_SLACK,
-            is_denied: self.is_denied(),
+            needs_flows: self.needs_flows(),
             is_backend: self.is_backend,
         }
     }

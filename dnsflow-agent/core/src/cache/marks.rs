@@ -249,12 +249,20 @@ impl Cache {
         }
     }
 
+    /// A load balancer has an address in front. Returns whether that is news.
+    pub(crate) fn note_front(&mut self, port: PortId, address: IpAddr) -> bool {
+        self.groups.are_on()
+            && self
+                .entry_mut(port, address)
+                .is_some_and(|entry| !std::mem::replace(&mut entry.is_front, true))
+    }
+
     /// At a start, takes flows of its own from an address that a load balancer leads to, if they were not sent: the kernel
     /// has a mark for the address. Returns whether it has. The address counts as one without a load balancer until
     /// [`Cache::note_backend`].
     pub(crate) fn give_up_unsent(&mut self, port: PortId, address: IpAddr) -> bool {
         self.ports.enforce((port, address), |entry, _| {
-            let gives_up = entry.is_backend && !entry.is_denied() && entry.installed.is_unsent();
+            let gives_up = entry.is_backend && !entry.needs_flows() && entry.installed.is_unsent();
             if gives_up {
                 entry.installed = Installed::default();
                 entry.is_backend = false;

@@ -14,6 +14,7 @@ mod edits;
 mod expiry;
 mod explain;
 mod former_marks;
+mod fronts;
 mod groups;
 mod handover;
 mod hold;

@@ -228,6 +228,9 @@ pub enum Report {
     /// Addresses in these networks may be opened because an option allows them, although they are refused
     /// otherwise: the labels of the counters.
     AllowedAnyway(BTreeMap<IpNet, BTreeSet<&'static str>>),
+    /// By marks: whether some load balancers cannot be read. Then any address may be in front of one, and gets flows of
+    /// its own.
+    LoadBalancersUnread(bool),
     /// Others than a DNS server that is trusted may answer at its address.
     ResolverCovered {
         /// The DNS server.
@@ -341,6 +344,7 @@ impl Report {
         let rest = match self {
             Self::Ready { .. }
             | Self::MarksEndNowhere
+            | Self::LoadBalancersUnread(_)
             | Self::TableTooLarge(_)
             | Self::TableReadAgain { .. }
             | Self::ForeignFlow { .. }

@@ -135,11 +135,12 @@ pub struct GatewayPort {
     pub addresses: BTreeSet<IpAddr>,
 }
 
-/// A row of the NB `Load_Balancer` table that is for a Service (`external_ids:k8s.ovn.org/kind`).
-#[derive(Clone, Debug, Eq, PartialEq)]
+/// A row of the NB `Load_Balancer` table.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct LoadBalancer {
-    /// `external_ids:k8s.ovn.org/owner`: namespace and name of the Service.
-    pub service: String,
+    /// If it is for a Service (`external_ids:k8s.ovn.org/kind`), `external_ids:k8s.ovn.org/owner`: namespace and name of
+    /// the Service.
+    pub service: Option<String>,
     /// `external_ids:k8s.ovn.org/network`: as with [`LogicalSwitch`].
     pub network: Option<String>,
     /// The addresses in the keys of `vips`.
@@ -153,9 +154,21 @@ impl LoadBalancer {
     /// themselves (Kubernetes, `pkg/controlplane/controller/kubernetesservice`). On a user-defined network it leads to
     /// the same ones.
     pub fn is_of_api_server(&self) -> bool {
-        self.service == "default/kubernetes" && self.network.is_none()
+        self.service.as_deref() == Some("default/kubernetes") && self.network.is_none()
     }
 }
+
+/// A row of the NB `Chassis_Template_Var` table. The keys of the `vips` of a load balancer may name its variables in
+/// place of addresses (ovn-nb(5), `options:template` of `Load_Balancer`).
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct TemplateVariables {
+    /// The addresses without a port in the values of `variables`.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+/// A row, or a table, that tells which addresses load balancers have in front, and that cannot be read.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct UnreadFronts;
 
 /// A row of the NB `Address_Set` table that has the addresses of all nodes: ovn-kubernetes makes it for EgressIP,
 /// EgressService and RouteAdvertisements.
@@ -250,8 +263,12 @@ pub struct NbUpdate {
     pub switches: Changes<LogicalSwitch>,
     /// Ports of gateway routers towards the outside.
     pub gateway_ports: Changes<GatewayPort>,
-    /// Load balancers of Services.
+    /// Load balancers.
     pub load_balancers: Changes<LoadBalancer>,
+    /// The variables of load balancers.
+    pub template_variables: Changes<TemplateVariables>,
+    /// Those of both that cannot be read.
+    pub unread_fronts: Changes<UnreadFronts>,
     /// Address sets of nodes.
     pub node_sets: Changes<NodeSet>,
 }

@@ -12,7 +12,7 @@ use super::acl::{excluded_networks, exclusions};
 use super::hash::default_port_group;
 use super::rows::{
     Acl, Changes, Datapath, Encapsulation, GatewayPort, LoadBalancer, LogicalFlow, LogicalSwitch,
-    NbUpdate, NodeSet, PortBinding, PortGroup, RowId, SbUpdate,
+    NbUpdate, NodeSet, PortBinding, PortGroup, RowId, SbUpdate, TemplateVariables, UnreadFronts,
 };
 use super::template::acl_match;
 
@@ -183,6 +183,8 @@ pub type PodNetworks = BTreeMap<Concerned, BTreeSet<IpNet>>;
 pub struct Owners {
     /// Whom it concerns that a Service has the address; nobody where no Service has it.
     pub services: BTreeSet<Concerned>,
+    /// Likewise for another load balancer that has the address in front.
+    pub fronts: BTreeSet<Concerned>,
     /// The Services at the address, if more than one of them has it.
     pub shared: BTreeSet<String>,
     /// Whether a node has it.
@@ -200,6 +202,8 @@ pub struct ClusterChanges<Addresses> {
     pub addresses: Addresses,
     /// The addresses to which a load balancer may lead now, or may lead no more.
     pub backends: BTreeSet<IpAddr>,
+    /// Whether some load balancers cannot be read: any address may be one in front.
+    pub are_fronts_unread: bool,
 }
 
 /// The rows that have each address.
@@ -303,13 +307,18 @@ pub struct OvnView {
     switches: Table<LogicalSwitch>,
     gateway_ports: Table<GatewayPort>,
     load_balancers: Table<LoadBalancer>,
+    template_variables: Table<TemplateVariables>,
+    unread_fronts: Table<UnreadFronts>,
     node_sets: Table<NodeSet>,
     encapsulations: Table<Encapsulation>,
     /// What ACLs leave out ([`exclusions`]), and the number of ACLs that do. Not by network: a user-defined network can
     /// have 400 (`Layer3Config` in ovn-kubernetes' go-controller/pkg/crd/userdefinednetwork/v1/shared.go), which each
     /// ACL of its namespaces repeats.
     excluded: BTreeMap<(Concerned, String), usize>,
-    services_at: AddressIndex,
+    /// The load balancers that have each address in front.
+    fronts_at: AddressIndex,
+    template_variables_at: AddressIndex,
+    unread_fronts_changed: bool,
     /// The load balancers that lead to each address.
     backends_at: AddressIndex,
     // Of three tables: rows of two may have one id.
@@ -371,9 +380,9 @@ impl OvnView {
             let [gone, come] = [missing(had, has), missing(has, had)];
             let touched_backends = &mut self.touched_backends;
             self.backends_at.update(id, gone, come, touched_backends);
-            let old = old.as_ref().map_or(&none, |service| &service.addresses);
-            let new = new.map_or(&none, |service| &service.addresses);
-            self.services_at.replace(id, old, new, touched_addresses);
+            let old = old.as_ref().map_or(&none, |row| &row.addresses);
+            let new = new.map_or(&none, |row| &row.addresses);
+            self.fronts_at.replace(id, old, new, touched_addresses);
             if is_others {
                 touched_addresses.extend(new);
             }
@@ -381,6 +390,15 @@ impl OvnView {
                 touched_addresses.extend(had.iter().chain(has));
             }
         });
+        let variables = &mut self.template_variables;
+        variables.apply_each(update.reset, update.template_variables, |id, old, new| {
+            let old = old.as_ref().map_or(&none, |row| &row.addresses);
+            let new = new.map_or(&none, |row| &row.addresses);
+            let index = &mut self.template_variables_at;
+            index.replace(id, old, new, touched_addresses);
+        });
+        let unread = self.unread_fronts.apply(update.reset, update.unread_fronts);
+        self.unread_fronts_changed |= !unread.is_empty();
         let acls = self.share_namespaces(update.acls);
         let mut table = std::mem::take(&mut self.acls);
         table.apply_each(update.reset, acls, |id, old, new| {
@@ -488,7 +506,8 @@ impl OvnView {
         let is_changed = std::mem::take(&mut self.pod_networks_changed);
         let touched = std::mem::take(&mut self.touched_addresses);
         let backends = std::mem::take(&mut self.touched_backends);
-        if !is_changed && touched.is_empty() && backends.is_empty() {
+        let unread_changed = std::mem::take(&mut self.unread_fronts_changed);
+        if !is_changed && touched.is_empty() && backends.is_empty() && !unread_changed {
             return None;
         }
         let view = &*self;
@@ -498,23 +517,26 @@ impl OvnView {
                 .into_iter()
                 .map(|address| (address, view.owners_of(address))),
             backends,
+            are_fronts_unread: view.unread_fronts.iter().next().is_some(),
         })
     }
 
     fn load_balancers_at(&self, address: IpAddr) -> impl Iterator<Item = &LoadBalancer> {
-        let ids = self.services_at.ids(address);
+        let ids = self.fronts_at.ids(address);
         ids.filter_map(|id| self.load_balancers.find(id))
     }
 
-    /// The addresses to which the load balancers at an address lead.
+    /// The addresses to which the Services at an address lead.
     pub fn backends_behind(&self, address: IpAddr) -> impl Iterator<Item = IpAddr> {
         let rows = self.load_balancers_at(address);
+        let rows = rows.filter(|row| row.service.is_some());
         rows.flat_map(|row| row.backends.iter().copied())
     }
 
     /// The Services, by namespace and name, that have an address; some more than once.
     pub fn services_at(&self, address: IpAddr) -> impl Iterator<Item = &str> {
-        self.load_balancers_at(address).map(|row| &*row.service)
+        let rows = self.load_balancers_at(address);
+        rows.filter_map(|row| row.service.as_deref())
     }
 
     /// Whether a load balancer leads to the address.
@@ -546,13 +568,21 @@ impl OvnView {
     }
 
     fn owners_of(&self, address: IpAddr) -> Owners {
-        let rows = || self.load_balancers_at(address);
-        let names: BTreeSet<&String> = rows().map(|row| &row.service).collect();
+        let rows = |is_service| {
+            let rows = self.load_balancers_at(address);
+            let rows = rows.filter(move |row| row.service.is_some() == is_service);
+            rows.map(|row| on(row.network.as_ref()))
+        };
+        let names: BTreeSet<&str> = self.services_at(address).collect();
+        let is_variable = self.template_variables_at.has(address);
         Owners {
-            services: rows().map(|row| on(row.network.as_ref())).collect(),
+            services: rows(true).collect(),
+            fronts: rows(false)
+                .chain(is_variable.then_some(Concerned::Everybody))
+                .collect(),
             shared: match names.len() {
                 0 | 1 => BTreeSet::new(),
-                _ => names.into_iter().cloned().collect(),
+                _ => names.into_iter().map(str::to_owned).collect(),
             },
             is_node: self.gateways_at.has(address)
                 || self.encapsulations_at.has(address)

@@ -118,6 +118,9 @@ const PRIVATE: &[IpNet] = &[
     v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7),
 ];
 
+/// All addresses.
+const EVERYWHERE: [IpNet; 2] = [v4([0, 0, 0, 0], 0), v6([0, 0, 0, 0, 0, 0, 0, 0], 0)];
+
 /// The most networks in one list of an option.
 pub const NETWORKS_MAX: usize = 256;
 
@@ -256,6 +259,10 @@ struct Learned {
     service_networks: Networks,
     /// The addresses of Services, and whom each concerns.
     services: BTreeSet<(IpAddr, Concerned)>,
+    /// Likewise those that other load balancers have in front, which are not refused.
+    fronts: BTreeSet<(IpAddr, Concerned)>,
+    /// Whether some load balancers cannot be read.
+    are_fronts_unread: bool,
     nodes: BTreeSet<IpAddr>,
     /// The addresses of this node's interfaces.
     own: BTreeSet<IpAddr>,
@@ -441,7 +448,7 @@ impl Refusals {
     }
 
     /// The networks whose addresses the kernel leaves to the agent at every port: all that are refused to every port,
-    /// and some that are refused to a tenant alone ([`is_left_at_all`]).
+    /// some that are refused to a tenant alone ([`is_left_at_all`]), and those that may have a load balancer in front.
     fn networks(&self) -> BTreeSet<IpNet> {
         let special = SPECIAL.iter().map(|(network, _)| network);
         let private = PRIVATE.iter().filter(|_| self.private);
@@ -452,7 +459,8 @@ impl Refusals {
         let of_all = [&self.cluster, &self.denied, &self.learned.service_networks];
         let networks = of_all.into_iter().flat_map(|networks| &networks.0);
         let networks = networks.chain(pods).chain(special).chain(METADATA);
-        networks.chain(private).copied().collect()
+        let fronts = EVERYWHERE.iter().filter(|_| self.learned.are_fronts_unread);
+        networks.chain(private).chain(fronts).copied().collect()
     }
 
     /// Whether these are all networks that are refused to a port.
@@ -464,10 +472,11 @@ impl Refusals {
         })
     }
 
-    /// Whether the address is refused by itself to some port or to all.
-    fn is_refused_by_itself(&self, address: IpAddr) -> bool {
+    /// Whether the address is refused by itself to some port or to all, or is in front of a load balancer.
+    fn is_left_by_itself(&self, address: IpAddr) -> bool {
         let Learned {
             services,
+            fronts,
             nodes,
             own,
             api_servers,
@@ -475,10 +484,24 @@ impl Refusals {
             dns_cache,
             ..
         } = &self.learned;
-        let mut of_address = services.range((address, Concerned::Everybody)..);
-        let is_service = of_address.next().is_some_and(|(one, _)| *one == address);
+        let mut known = [services, fronts].into_iter();
+        let is_in_front = known.any(|known| concerned_by(known, address).next().is_some());
         let single = [nodes, own, api_servers, dns, dns_cache];
-        is_service || single.iter().any(|all| all.contains(&address))
+        is_in_front || single.iter().any(|all| all.contains(&address))
+    }
+
+    /// Whether a load balancer may have the address in front, as these ports see it. Of an address of IPv6 that stands
+    /// for one of IPv4, load balancers know nothing.
+    fn is_front(&self, address: IpAddr, whose: Whose<'_>) -> bool {
+        let Learned {
+            services,
+            fronts,
+            are_fronts_unread,
+            ..
+        } = &self.learned;
+        let known = [services, fronts].into_iter();
+        let mut concerned = known.flat_map(|known| concerned_by(known, address));
+        *are_fronts_unread || concerned.any(|concerned| whose.is(concerned))
     }
 
     fn allows(&self, address: IpAddr) -> bool {
@@ -491,6 +514,8 @@ impl Refusals {
             pods,
             service_networks,
             services,
+            fronts: _,
+            are_fronts_unread: _,
             nodes,
             own,
             api_servers,
@@ -547,6 +572,8 @@ impl Refusals {
             pods,
             service_networks: _,
             services,
+            fronts: _,
+            are_fronts_unread: _,
             nodes: _,
             own: _,
             api_servers: _,
@@ -591,6 +618,8 @@ impl Refusals {
             pods,
             service_networks,
             services,
+            fronts: _,
+            are_fronts_unread: _,
             nodes,
             own,
             api_servers,
@@ -634,6 +663,15 @@ impl<'a> Whose<'a> {
         Self {
             network: row.network.as_deref(),
             namespace,
+        }
+    }
+
+    /// Whether something concerns the packets of the pod.
+    fn is(self, concerned: &Concerned) -> bool {
+        match concerned {
+            Concerned::Everybody => true,
+            Concerned::Network(name) => self.network == Some(name.as_str()),
+            Concerned::Namespace(name) => self.namespace == Some(name.as_str()),
         }
     }
 
@@ -681,6 +719,8 @@ pub(crate) struct RefusedAddresses {
     addresses_left: BTreeSet<IpAddr>,
     /// Of both, those that have come since the kernel was last told, and those that have gone.
     left_changed: BTreeMap<IpNet, bool>,
+    /// Whether it was reported that some load balancers cannot be read.
+    unread_told: bool,
     /// How many addresses were learned, looked up in the cache, or checked.
     #[cfg(test)]
     pub(crate) work: std::cell::Cell<usize>,
@@ -700,6 +740,7 @@ impl RefusedAddresses {
             left_by_kernel: BTreeSet::new(),
             addresses_left: BTreeSet::new(),
             left_changed: BTreeMap::new(),
+            unread_told: false,
             #[cfg(test)]
             work: std::cell::Cell::default(),
         };
@@ -716,6 +757,11 @@ impl RefusedAddresses {
         out: &mut Output,
     ) -> Recheck {
         let networks = changes.pods.map(|pods| self.learn_pods(pods, out));
+        let mut networks = networks.unwrap_or_default();
+        let unread = &mut self.refusals.learned.are_fronts_unread;
+        if std::mem::replace(unread, changes.are_fronts_unread) != changes.are_fronts_unread {
+            networks.insert(Concerned::Everybody, Networks(EVERYWHERE.to_vec()));
+        }
         let mut changed = BTreeSet::new();
         for (address, owners) in changes.addresses {
             #[cfg(test)]
@@ -732,7 +778,7 @@ impl RefusedAddresses {
         changed.extend(backends.filter(|address| may_be_told(*address)));
         let recheck = Recheck {
             addresses: changed,
-            networks: networks.unwrap_or_default(),
+            networks,
         };
         self.changed(&recheck, out);
         recheck
@@ -770,6 +816,7 @@ impl RefusedAddresses {
         let Owners {
             services,
             shared,
+            fronts,
             is_node,
             is_api_server,
         } = owners;
@@ -777,21 +824,14 @@ impl RefusedAddresses {
             true => self.shared.remove(&address),
             false => self.shared.insert(address, shared),
         };
+        let learned = &mut self.refusals.learned;
+        let are_others = [
+            replace_of_address(&mut learned.services, address, &services),
+            replace_of_address(&mut learned.fronts, address, &fronts),
+        ];
         let Learned {
-            services: known,
-            nodes,
-            api_servers,
-            ..
-        } = &mut self.refusals.learned;
-        let of_address = known.range((address, Concerned::Everybody)..);
-        let of_address = of_address.take_while(|(one, _)| *one == address);
-        let before: BTreeSet<Concerned> = of_address.map(|(_, whose)| whose.clone()).collect();
-        for whose in before.difference(&services) {
-            known.remove(&(address, whose.clone()));
-        }
-        for whose in services.difference(&before) {
-            known.insert((address, whose.clone()));
-        }
+            nodes, api_servers, ..
+        } = learned;
         let has_changed = |addresses: &mut BTreeSet<IpAddr>, is_in| match is_in {
             true => addresses.insert(address),
             false => addresses.remove(&address),
@@ -800,7 +840,7 @@ impl RefusedAddresses {
             has_changed(nodes, is_node),
             has_changed(api_servers, is_api_server),
         ];
-        before != services || is_news.contains(&true)
+        are_others.contains(&true) || is_news.contains(&true)
     }
 
     /// Refuses from now on these addresses of the cluster's DNS Services. Returns the addresses to check again.
@@ -889,7 +929,7 @@ impl RefusedAddresses {
     /// The same for single addresses that may have changed.
     fn leave_addresses(&mut self, changed: &BTreeSet<IpAddr>) {
         for address in changed {
-            let is_news = match self.refusals.is_refused_by_itself(*address) {
+            let is_news = match self.refusals.is_left_by_itself(*address) {
                 true => self.addresses_left.insert(*address),
                 false => self.addresses_left.remove(address),
             };
@@ -908,10 +948,14 @@ impl RefusedAddresses {
     }
 
     /// Tells the kernel which addresses it leaves to the agent from now on: those that may be refused, in whatever
-    /// form. Without marks, it opens none. Returns whether there are further ones.
+    /// form, and those in front of load balancers. Without marks, it opens none. Returns whether there are further ones.
     pub(crate) fn give_out_networks(&mut self, has_marks: bool, out: &mut Output) -> bool {
         let changes = std::mem::take(&mut self.left_changed);
         let are_further = changes.values().any(|is_left| *is_left);
+        let are_unread = self.refusals.learned.are_fronts_unread;
+        if has_marks && std::mem::replace(&mut self.unread_told, are_unread) != are_unread {
+            out.report(Report::LoadBalancersUnread(are_unread));
+        }
         if has_marks && !changes.is_empty() {
             out.command(Command::LeaveNetworks(changes));
         }
@@ -975,6 +1019,16 @@ impl RefusedAddresses {
     /// Whether the kernel knows all networks that are refused to this port. If not, it opens nothing there.
     pub(crate) fn kernel_knows_all(&self, row: &Interface, namespace: Option<&str>) -> bool {
         self.refusals.are_all_left(Whose::of(row, namespace))
+    }
+
+    /// Whether a load balancer may have an address in front, as this port sees it.
+    pub(crate) fn is_front(
+        &self,
+        address: IpAddr,
+        row: &Interface,
+        namespace: Option<&str>,
+    ) -> bool {
+        self.refusals.is_front(address, Whose::of(row, namespace))
     }
 
     /// Whether an address belongs to the cluster itself, as this port sees it; nodes are outside.
@@ -1087,6 +1141,34 @@ impl RefusedAddresses {
         let most = self.reported.values().map(BTreeSet::len).max();
         (self.reported.len(), most.unwrap_or_default())
     }
+}
+
+/// Whom an address of this list concerns.
+fn concerned_by(
+    known: &BTreeSet<(IpAddr, Concerned)>,
+    address: IpAddr,
+) -> impl Iterator<Item = &Concerned> {
+    // `Everybody` is the first in order.
+    let known = known.range((address, Concerned::Everybody)..);
+    known
+        .take_while(move |(one, _)| *one == address)
+        .map(|(_, whose)| whose)
+}
+
+/// Whom an address of this list concerns, becomes this. Returns whether it was something else.
+fn replace_of_address(
+    known: &mut BTreeSet<(IpAddr, Concerned)>,
+    address: IpAddr,
+    now: &BTreeSet<Concerned>,
+) -> bool {
+    let before: BTreeSet<Concerned> = concerned_by(known, address).cloned().collect();
+    for whose in before.difference(now) {
+        known.remove(&(address, whose.clone()));
+    }
+    for whose in now.difference(&before) {
+        known.insert((address, whose.clone()));
+    }
+    before != *now
 }
 
 /// The networks within the limit: first those that concern everybody, then the largest of each tenant, then the second

@@ -51,7 +51,8 @@ pub struct Kernel {
     pub opens_nothing: bool,
     /// The classes, and the marks of packets to their addresses.
     pub classes: BTreeMap<(u32, NameClass), u32>,
-    networks: BTreeSet<IpNet>,
+    /// The networks whose addresses it leaves to the agent.
+    pub networks: BTreeSet<IpNet>,
 }
 
 impl Kernel {

@@ -153,7 +153,7 @@ fn what_leads_into_the_cluster_is_read_with_the_network_that_it_belongs_to() {
 #[test]
 fn services_and_gateways_that_ovn_kubernetes_writes() {
     let is_wanted = |table: &str, row: &Value| match table {
-        "Load_Balancer" => row["external_ids"]["k8s.ovn.org/kind"] == "Service",
+        "Load_Balancer" => true,
         _ => ours(table, row) || table == "Logical_Router_Port",
     };
     let replica = fixtures::replica(&DATABASE, V4_NB, is_wanted);
@@ -167,7 +167,7 @@ fn services_and_gateways_that_ovn_kubernetes_writes() {
     let services: Vec<_> = services.filter_map(|(_, service)| service).collect();
     assert!(!services.is_empty());
     for service in services {
-        assert_eq!(service.service, "kube-system/dns-default");
+        assert_eq!(service.service.as_deref(), Some("kube-system/dns-default"));
         assert_eq!(service.addresses, [[10, 96, 0, 10].into()].into());
     }
     let gateways = update.gateway_ports.into_iter();
@@ -216,34 +216,52 @@ fn the_address_sets_of_nodes_are_read_and_not_those_of_a_namespace_of_that_name(
     assert_eq!(counters.rows_skipped.load(Relaxed), 1);
 }
 
-#[test]
-fn addresses_of_load_balancers_come_with_ports_and_without() {
-    let id = |number: u8| RowId::new(u128::from(number)).to_string();
-    let row = |name: &str, vips: Value| {
-        let owner = json!([
-            ["k8s.ovn.org/owner", "ns1/web"],
-            ["k8s.ovn.org/kind", "Service"]
-        ]);
-        json!({"initial": {"name": name, "vips": ["map", vips], "external_ids": ["map", owner]}})
-    };
+fn id(number: u8) -> String {
+    RowId::new(u128::from(number)).to_string()
+}
+
+fn balancer(name: &str, ids: Value, vips: Value) -> Value {
+    json!({"initial": {"name": name, "vips": ["map", vips], "external_ids": ["map", ids]}})
+}
+
+fn of_service() -> Value {
+    json!([
+        ["k8s.ovn.org/owner", "ns1/web"],
+        ["k8s.ovn.org/kind", "Service"]
+    ])
+}
+
+/// What is read of these rows, all of which can be.
+fn read(rows: Value) -> (Replica, NbUpdate) {
     let mut replica = Replica::new(&DATABASE);
-    let rows = json!({"Load_Balancer": {
-        id(1): row("Service_ns1/web_TCP_cluster", json!([
-            ["10.96.0.7:80", "10.244.0.3:8080"], ["[fd00:10:96::7]:80", ""], ["198.51.100.7", ""],
-        ])),
-        id(2): row("Service_ns1/web_TCP_node_router_node1", json!([["198.51.100.8:80", ""]])),
-        id(3): row("Service_ns1/web_TCP_cluster", json!([["web:80", ""]])),
-        id(4): row("Service_ns1/web_TCP_node_switch_template_IPv4", json!([
-            ["^NODEIP_IPv4_0:31080", "203.0.113.7:80,^Service_ns1_web_TCP_80_node_local"],
-        ])),
-    }});
     replica.apply_value(rows).unwrap();
     let counters = Arc::<OvsdbCounters>::default();
     let update = whole(
         &replica,
         &mut Converter::new(DATABASE.name, counters.clone()),
     );
-    assert_eq!(counters.rows_skipped.load(Relaxed), 1);
+    assert_eq!(counters.rows_skipped.load(Relaxed), 0);
+    (replica, update)
+}
+
+fn set(addresses: &[&str]) -> BTreeSet<IpAddr> {
+    let addresses = addresses.iter();
+    addresses.map(|text| text.parse().unwrap()).collect()
+}
+
+#[test]
+fn addresses_of_load_balancers_come_with_ports_and_without() {
+    let rows = json!({"Load_Balancer": {
+        id(1): balancer("Service_ns1/web_TCP_cluster", of_service(), json!([
+            ["10.96.0.7:80", "10.244.0.3:8080"], ["[fd00:10:96::7]:80", ""], ["198.51.100.7", ""],
+            ["[fd00:10:96::8]", ""], ["web:80", ""],
+        ])),
+        id(2): balancer("Service_ns1/web_TCP_node_router_node1", of_service(), json!([["198.51.100.8:80", ""]])),
+        id(4): balancer("Service_ns1/web_TCP_node_switch_template_IPv4", of_service(), json!([
+            ["^NODEIP_IPv4_0:31080", "203.0.113.7:80,^Service_ns1_web_TCP_80_node_local"],
+        ])),
+    }});
+    let (_, update) = read(rows);
     let [(_, Some(service)), (_, Some(template))] = &update.load_balancers[..] else {
         panic!("{:?}", update.load_balancers);
     };
@@ -253,9 +271,86 @@ fn addresses_of_load_balancers_come_with_ports_and_without() {
         *template.backends,
         ["203.0.113.7".parse::<IpAddr>().unwrap()]
     );
-    let addresses = ["10.96.0.7", "198.51.100.7", "fd00:10:96::7"];
+    let addresses = [
+        "10.96.0.7",
+        "198.51.100.7",
+        "fd00:10:96::7",
+        "fd00:10:96::8",
+    ];
+    assert_eq!(service.addresses, set(&addresses));
+}
+
+#[test]
+fn load_balancers_that_are_nobodys_services_are_read() {
+    let network = json!([
+        ["k8s.ovn.org/network", "udn1"],
+        ["k8s.ovn.org/owner", "ns1/web"]
+    ]);
+    let rows = json!({"Load_Balancer": {
+        id(1): balancer("a_node_router_", json!([]), json!([["192.0.2.80:80", "203.0.113.3:80"]])),
+        id(2): balancer("", network, json!([["192.0.2.81:80", ""]])),
+    }});
+    let (_, update) = read(rows);
+    let rows = update
+        .load_balancers
+        .into_iter()
+        .map(|(_, row)| row.unwrap());
+    let rows: Vec<_> = rows
+        .map(|row| (row.service, row.network, row.addresses))
+        .collect();
+    let udn1 = Some("udn1".to_owned());
     assert_eq!(
-        service.addresses,
-        addresses.map(|text| text.parse().unwrap()).into()
+        rows,
+        [
+            (None, None, set(&["192.0.2.80"])),
+            (None, udn1, set(&["192.0.2.81"])),
+        ]
     );
+}
+
+/// Variables for backends have ports.
+#[test]
+fn addresses_without_ports_in_template_variables_may_be_in_front() {
+    let variables = |pairs: Value| json!({"variables": ["map", pairs]});
+    let table =
+        |row: &str, pairs: Value| json!({"Chassis_Template_Var": {id(1): {row: variables(pairs)}}});
+    let pods = json!([
+        "Service_ns1_web_TCP_80_node_local",
+        "10.244.0.3:8080,10.244.0.4:8080"
+    ]);
+    let (mut replica, update) = read(table(
+        "initial",
+        json!([
+            ["NODEIP_IPv4_0", "172.18.0.2"],
+            ["NODEIP_IPv6_0", "fd00:172:18::2"],
+            pods,
+            ["empty", ""],
+        ]),
+    ));
+    let found = |update: NbUpdate| {
+        let rows = update.template_variables.into_iter();
+        let addresses = rows.filter_map(|(_, row)| Some(row?.addresses));
+        addresses.flatten().collect::<BTreeSet<_>>()
+    };
+    assert_eq!(found(update), set(&["172.18.0.2", "fd00:172:18::2"]));
+    // One that was left out gets an address, one loses its own, and one that was left out goes.
+    let mut change = |pairs: Value| {
+        replica.apply_value(table("modify", pairs)).unwrap();
+        let counters = Arc::<OvsdbCounters>::default();
+        found(whole(
+            &replica,
+            &mut Converter::new(DATABASE.name, counters),
+        ))
+    };
+    let changed = change(json!([
+        ["empty", "172.18.0.3"],
+        ["NODEIP_IPv6_0", "10.244.0.5:80"],
+        pods,
+    ]));
+    assert_eq!(changed, set(&["172.18.0.2", "172.18.0.3"]));
+    let changed = change(json!([
+        ["NODEIP_IPv4_0", "172.18.0.2"],
+        ["NODEIP_IPv6_0", "fd00:172:18::2"]
+    ]));
+    assert_eq!(changed, set(&["172.18.0.3", "fd00:172:18::2"]));
 }

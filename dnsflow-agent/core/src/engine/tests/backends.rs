@@ -6,6 +6,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::{
     edits::config,
+    fronts::front,
     restart::{read_but_southbound, southbound, started},
     *,
 };
@@ -17,13 +18,13 @@ use crate::{
     values::limits::{CHANGES_UNDER_WAY_MAX, FEW_FLOWS, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND},
 };
 
-const MASK: u32 = 0xffe0_0000;
+pub(super) const MASK: u32 = 0xffe0_0000;
 
-fn node(rules: &[Rule]) -> Node {
+pub(super) fn node(rules: &[Rule]) -> Node {
     node_with(rules, Refusals::default())
 }
 
-fn node_with(rules: &[Rule], refusals: Refusals) -> Node {
+pub(super) fn node_with(rules: &[Rule], refusals: Refusals) -> Node {
     let mut node = Node::bare();
     node.engine = Engine::new(Config {
         refusals,
@@ -40,7 +41,7 @@ fn rules() -> [Rule; 2] {
 pub(super) fn lead_to(node: &mut Node, row: u128, backends: &[[u8; 4]]) {
     let backends: BTreeSet<IpAddr> = backends.iter().copied().map(IpAddr::from).collect();
     let balancer = LoadBalancer {
-        service: "tenant/outside".into(),
+        service: Some("tenant/outside".into()),
         network: None,
         addresses: [[10, 96, 0, 9].into()].into(),
         backends: backends.into_iter().collect(),
@@ -52,17 +53,17 @@ pub(super) fn lead_to(node: &mut Node, row: u128, backends: &[[u8; 4]]) {
 }
 
 /// The addresses that have flows of their own.
-fn own(node: &Node) -> BTreeSet<IpAddr> {
+pub(super) fn own(node: &Node) -> BTreeSet<IpAddr> {
     let destinations = node.switch.keys().filter_map(|key| key.matches.ends.dst());
     destinations.collect()
 }
 
 /// The addresses that the kernel marks packets to.
-fn marked(node: &Node) -> BTreeSet<IpAddr> {
+pub(super) fn marked(node: &Node) -> BTreeSet<IpAddr> {
     node.marks.keys().map(|(_, address)| *address).collect()
 }
 
-fn ips<const COUNT: usize>(addresses: [[u8; 4]; COUNT]) -> BTreeSet<IpAddr> {
+pub(super) fn ips<const COUNT: usize>(addresses: [[u8; 4]; COUNT]) -> BTreeSet<IpAddr> {
     addresses.map(IpAddr::from).into()
 }
 
@@ -335,6 +336,7 @@ fn an_address_of_a_pod_that_may_be_opened_gets_flows_when_a_load_balancer_leads_
 enum Step {
     Answer { name: usize, host: u8 },
     LeadTo { hosts: u8 },
+    Front { hosts: u8 },
     Edit(usize),
     Pass { seconds: u64 },
     Lost,
@@ -344,6 +346,7 @@ fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0..NAMES.len(), 0..4u8).prop_map(|(name, host)| Step::Answer { name, host }),
         4 => (0..16u8).prop_map(|hosts| Step::LeadTo { hosts }),
+        2 => (0..16u8).prop_map(|hosts| Step::Front { hosts }),
         2 => (0..EDITS).prop_map(Step::Edit),
         4 => (1..12u64).prop_map(|seconds| Step::Pass { seconds }),
         1 => Just(Step::Lost),
@@ -370,21 +373,27 @@ fn edit(number: usize) -> Vec<Rule> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Where a load balancer leads to changes nothing in what a pod reaches without it.
+    /// What a load balancer has in front, and where it leads to, changes nothing in what a pod reaches without it. What it
+    /// has in front is never marked.
     #[test]
     fn what_is_open_without_load_balancers_is_open_with_them(steps in vec(steps(), 1..30)) {
         let [mut node, mut twin] = [(); 2].map(|()| node(&edit(0)));
+        let of_bits = |bits: u8| -> Vec<[u8; 4]> {
+            let hosts = (0..4).filter(|host| bits & (1 << host) != 0);
+            hosts.map(|host| [203, 0, 113, host]).collect()
+        };
+        let mut fronts = 0;
         for step in steps {
             for (node, is_twin) in [(&mut node, false), (&mut twin, true)] {
                 match step {
                     Step::Answer { name, host } => {
                         node.answer("p1", NAMES[name], &[[203, 0, 113, host]], 3600);
                     }
-                    Step::LeadTo { .. } if is_twin => {}
-                    Step::LeadTo { hosts } => {
-                        let hosts = (0..4).filter(|host| hosts & (1 << host) != 0);
-                        let told: Vec<_> = hosts.map(|host| [203, 0, 113, host]).collect();
-                        lead_to(node, 1, &told);
+                    Step::LeadTo { .. } | Step::Front { .. } if is_twin => {}
+                    Step::LeadTo { hosts } => lead_to(node, 1, &of_bits(hosts)),
+                    Step::Front { hosts } => {
+                        fronts = hosts;
+                        front(node, &of_bits(hosts));
                     }
                     Step::Edit(number) => {
                         node.set_firewall(&edit(number));
@@ -401,6 +410,8 @@ proptest! {
             }
             let open = |node: &Node| node.open().into_iter().collect::<BTreeSet<_>>();
             prop_assert_eq!(open(&node), open(&twin), "{:?}", step);
+            let in_front: BTreeSet<IpAddr> = of_bits(fronts).into_iter().map(IpAddr::from).collect();
+            prop_assert!(marked(&node).is_disjoint(&in_front), "{:?}", step);
             node.engine.told.cache.check();
         }
         // Whatever a load balancer leads to now has flows of its own.

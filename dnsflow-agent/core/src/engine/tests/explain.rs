@@ -201,7 +201,7 @@ fn with_udn(rules: &[Rule]) -> Node {
         load_balancers: vec![(
             RowId::new(0x1b),
             Some(LoadBalancer {
-                service: "kube-system/kube-dns".into(),
+                service: Some("kube-system/kube-dns".into()),
                 network: None,
                 addresses: [[10, 96, 0, 10].into()].into(),
                 backends: [[10, 244, 3, 4].into()].into(),
@@ -1042,7 +1042,7 @@ fn destinations_in_pod_and_cluster_pass() {
         ..LogicalSwitch::default()
     };
     let service = |address: &str, backend: &str| LoadBalancer {
-        service: "ns1/web".to_owned(),
+        service: Some("ns1/web".to_owned()),
         network: None,
         addresses: [address.parse().expect("an address")].into(),
         backends: [backend.parse().expect("an address")].into(),
@@ -1100,7 +1100,7 @@ fn with_service(rules: &[Rule], backends: &[&str]) -> (Node, Beside) {
         })
         .collect();
     let balancer = LoadBalancer {
-        service: "ns1/web".to_owned(),
+        service: Some("ns1/web".to_owned()),
         network: None,
         addresses: [frontend].into(),
         backends: backends.iter().map(|one| one.address).collect(),

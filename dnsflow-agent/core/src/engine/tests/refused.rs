@@ -56,7 +56,7 @@ fn addresses_of_nodes_and_services_are_not_opened() {
         load_balancers: vec![(
             RowId::new(0x1b),
             Some(LoadBalancer {
-                service: "default/kubernetes".into(),
+                service: Some("default/kubernetes".into()),
                 network: None,
                 addresses: [IpAddr::from([10, 96, 0, 1])].into(),
                 backends: Box::default(),
@@ -77,7 +77,7 @@ fn addresses_of_nodes_and_services_are_not_opened() {
 /// A load balancer of the Service `kubernetes` that leads to these addresses.
 fn leads_to(network: Option<&str>, addresses: &[[u8; 4]]) -> LoadBalancer {
     LoadBalancer {
-        service: "default/kubernetes".into(),
+        service: Some("default/kubernetes".into()),
         network: network.map(str::to_owned),
         addresses: [IpAddr::from([10, 96, 0, 1])].into(),
         backends: addresses.iter().copied().map(IpAddr::from).collect(),
@@ -138,7 +138,7 @@ fn a_second_service_at_the_address_of_a_dns_server_is_told_and_a_second_port_is_
     node.give(Input::Resolvers([server].into()));
     let mut covered = |row, service: &str| {
         let balancer = LoadBalancer {
-            service: service.into(),
+            service: Some(service.into()),
             network: None,
             addresses: [server.address].into(),
             backends: Box::default(),
@@ -325,7 +325,7 @@ fn work_of_a_service(services: u16, open: u16) -> [usize; 3] {
     };
     let row = |number: u16, address: [u8; 4]| {
         let balancer = LoadBalancer {
-            service: format!("ns1/service{number}"),
+            service: Some(format!("ns1/service{number}")),
             network: None,
             addresses: [address.into()].into(),
             backends: Box::default(),
@@ -430,7 +430,7 @@ fn work_beside_open(network: Option<&str>, names: u32) -> [usize; 2] {
     };
     let work = [[10, 96, 7, 1], known].map(|address| {
         let row = LoadBalancer {
-            service: "ns1/service".into(),
+            service: Some("ns1/service".into()),
             network: None,
             addresses: [address.into()].into(),
             backends: Box::default(),

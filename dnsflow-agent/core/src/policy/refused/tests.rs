@@ -6,7 +6,7 @@ use crate::{
     ovn::{
         rows::{
             Acl, Changes, Encapsulation, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate,
-            NodeSet, RowId, SbUpdate,
+            NodeSet, RowId, SbUpdate, TemplateVariables, UnreadFronts,
         },
         view::OvnView,
     },
@@ -330,6 +330,7 @@ fn changes<const N: usize>(
         pods: Some(pods),
         addresses: addresses.map(|(text, owners)| (address(text), owners)),
         backends: BTreeSet::new(),
+        are_fronts_unread: false,
     }
 }
 
@@ -345,6 +346,7 @@ fn of_the_addresses_that_services_lead_to_those_of_pods_are_not_checked_again() 
             pods: None,
             addresses: std::iter::empty(),
             backends: texts.iter().map(|text| address(text)).collect(),
+            are_fronts_unread: false,
         };
         refused.learn(changes, &mut Output::default())
     };
@@ -638,6 +640,8 @@ struct Rows {
     gateway_ports: BTreeMap<u128, GatewayPort>,
     node_sets: BTreeMap<u128, NodeSet>,
     load_balancers: BTreeMap<u128, LoadBalancer>,
+    template_variables: BTreeMap<u128, TemplateVariables>,
+    unread_fronts: BTreeMap<u128, UnreadFronts>,
     encapsulations: BTreeMap<u128, Encapsulation>,
 }
 
@@ -648,6 +652,8 @@ enum Change {
     GatewayPort(Option<GatewayPort>),
     NodeSet(Option<NodeSet>),
     LoadBalancer(Option<LoadBalancer>),
+    TemplateVariables(Option<TemplateVariables>),
+    UnreadFronts(Option<UnreadFronts>),
     Encapsulation(Option<Encapsulation>),
 }
 
@@ -712,16 +718,18 @@ fn change() -> impl Strategy<Value = Change> {
         is_primary: false,
         networks: networks(&texts),
     });
-    let balancer = (0..3u8, network(), addresses(), addresses());
+    let balancer = (0..4u8, network(), addresses(), addresses());
     let balancer = balancer.prop_map(|(service, network, addresses, backends)| LoadBalancer {
         service: match service {
-            0 => "default/kubernetes".to_owned(),
-            _ => format!("ns/{service}"),
+            0 => Some("default/kubernetes".to_owned()),
+            1 => None,
+            _ => Some(format!("ns/{service}")),
         },
         network,
         addresses,
         backends: backends.into_iter().collect(),
     });
+    let variables = addresses().prop_map(|addresses| TemplateVariables { addresses });
     let gateway = addresses().prop_map(|addresses| GatewayPort { addresses });
     let node_set = addresses().prop_map(|addresses| NodeSet { addresses });
     let encapsulation = (0..ADDRESSES.len()).prop_map(|at| Encapsulation {
@@ -732,7 +740,9 @@ fn change() -> impl Strategy<Value = Change> {
         1 => weighted(0.7, switch).prop_map(Change::Switch),
         2 => weighted(0.7, gateway).prop_map(Change::GatewayPort),
         1 => weighted(0.7, node_set).prop_map(Change::NodeSet),
-        5 => weighted(0.7, balancer).prop_map(Change::LoadBalancer),
+        6 => weighted(0.7, balancer).prop_map(Change::LoadBalancer),
+        1 => weighted(0.7, variables).prop_map(Change::TemplateVariables),
+        1 => weighted(0.3, Just(UnreadFronts)).prop_map(Change::UnreadFronts),
         2 => weighted(0.7, encapsulation).prop_map(Change::Encapsulation),
     ]
 }
@@ -759,6 +769,8 @@ impl Rows {
             Change::NodeSet(row) => set(&mut self.node_sets, id, row),
             Change::GatewayPort(row) => set(&mut self.gateway_ports, id, row),
             Change::LoadBalancer(row) => set(&mut self.load_balancers, id, row),
+            Change::TemplateVariables(row) => set(&mut self.template_variables, id, row),
+            Change::UnreadFronts(row) => set(&mut self.unread_fronts, id, row),
             Change::Encapsulation(row) => set(&mut self.encapsulations, id, row),
         }
     }
@@ -776,6 +788,8 @@ impl Rows {
             switches: all(&self.switches),
             gateway_ports: all(&self.gateway_ports),
             load_balancers: all(&self.load_balancers),
+            template_variables: all(&self.template_variables),
+            unread_fronts: all(&self.unread_fronts),
             node_sets: all(&self.node_sets),
         });
         view.apply_sb(SbUpdate {
@@ -808,15 +822,21 @@ impl Rows {
         }
         pods.retain(|_, networks| !networks.is_empty());
         let pods = pods.into_iter();
-        let mut services = BTreeSet::new();
+        let (mut services, mut fronts) = (BTreeSet::new(), BTreeSet::new());
+        for row in self.template_variables.values() {
+            let addresses = row.addresses.iter();
+            fronts.extend(addresses.map(|address| (*address, Concerned::Everybody)));
+        }
         let mut shared: BTreeMap<IpAddr, BTreeSet<String>> = BTreeMap::new();
         for row in self.load_balancers.values() {
             for address in &row.addresses {
+                let Some(service) = &row.service else {
+                    fronts.insert((*address, on(&row.network)));
+                    continue;
+                };
                 services.insert((*address, on(&row.network)));
-                shared
-                    .entry(*address)
-                    .or_default()
-                    .insert(row.service.clone());
+                let services = shared.entry(*address).or_default();
+                services.insert(service.clone());
             }
         }
         shared.retain(|_, services| services.len() > 1);
@@ -825,7 +845,9 @@ impl Rows {
         let encapsulations = self.encapsulations.values().map(|row| &row.ip);
         let balancers = self.load_balancers.values();
         let api_servers = balancers
-            .filter(|row| row.service == "default/kubernetes" && row.network.is_none())
+            .filter(|row| {
+                row.service.as_deref() == Some("default/kubernetes") && row.network.is_none()
+            })
             .flat_map(|row| &row.backends);
         let learned = Learned {
             pods: pods
@@ -833,6 +855,8 @@ impl Rows {
                 .collect(),
             service_networks: Networks::default(),
             services,
+            fronts,
+            are_fronts_unread: !self.unread_fronts.is_empty(),
             nodes: gateways
                 .chain(node_sets)
                 .chain(encapsulations)
@@ -853,8 +877,8 @@ fn kinds() -> impl Iterator<Item = (Option<&'static str>, Option<&'static str>)>
     networks.flat_map(|network| [None, Some("ns1")].map(|namespace| (*network, namespace)))
 }
 
-/// Whether each address is refused to each kind of pod.
-fn checks(refused: &RefusedAddresses) -> BTreeMap<IpAddr, Vec<Result<(), Refused>>> {
+/// Whether each address is refused to each kind of pod, and whether it is in front of a load balancer.
+fn checks(refused: &RefusedAddresses) -> BTreeMap<IpAddr, Vec<(Result<(), Refused>, bool)>> {
     let forms = ADDRESSES
         .iter()
         .map(|text| address(text))
@@ -863,7 +887,11 @@ fn checks(refused: &RefusedAddresses) -> BTreeMap<IpAddr, Vec<Result<(), Refused
             IpAddr::V6(_) => vec![address],
         });
     let check = |address: IpAddr| {
-        let checked = kinds().map(|(network, ns)| refused.check(address, &row(network), ns));
+        let checked = kinds().map(|(network, ns)| {
+            let row = row(network);
+            let is_front = refused.is_front(address, &row, ns);
+            (refused.check(address, &row, ns), is_front)
+        });
         (address, checked.collect())
     };
     forms.map(check).collect()
@@ -894,6 +922,8 @@ proptest! {
                         Change::NodeSet(row) => nb.node_sets.push((id, row)),
                         Change::GatewayPort(row) => nb.gateway_ports.push((id, row)),
                         Change::LoadBalancer(row) => nb.load_balancers.push((id, row)),
+                        Change::TemplateVariables(row) => nb.template_variables.push((id, row)),
+                        Change::UnreadFronts(row) => nb.unread_fronts.push((id, row)),
                         Change::Encapsulation(row) => sb.encapsulations.push((id, row)),
                     }
                     view.apply_nb(nb);
@@ -922,6 +952,14 @@ proptest! {
                             let is_told = refused.is_rechecked(*address, &recheck, &networks);
                             prop_assert!(is_told, "{} {:?} {:?}: {:?}, then {:?}", address, network, namespace, before, now);
                         }
+                    }
+                    // What the kernel may open by itself is refused to nobody, and in front of nothing.
+                    let left = refused.left_by_kernel.iter().copied();
+                    let left: Vec<IpNet> = left.chain(refused.addresses_left.iter().copied().map(IpNet::from)).collect();
+                    for (address, checked) in &now {
+                        let is_left = left.iter().any(|network| network.contains(address));
+                        let is_open = checked.iter().all(|checked| *checked == (Ok(()), false));
+                        prop_assert!(is_left || is_open, "{}: {:?}", address, checked);
                     }
                     let balancers = rows.load_balancers.values();
                     let now: BTreeSet<IpAddr> = balancers.flat_map(|row| row.backends.iter().copied()).collect();
