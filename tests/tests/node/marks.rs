@@ -6,7 +6,8 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, TcpListener},
+    io::ErrorKind,
+    net::{Ipv4Addr, TcpListener, UdpSocket},
     os::fd::{AsRawFd, OwnedFd},
     time::Duration,
 };
@@ -17,7 +18,7 @@ use dnsflow_tests::{
     lab,
     lab::{Datapath, Lab},
     process::{PATIENT, wait_until},
-    support::{LEFT_TO_VM, not_run, this_test},
+    support::{LEFT_TO_VM, is_by_marks, not_run, this_test},
     topology::NODE,
 };
 use rustix::net::{
@@ -34,8 +35,12 @@ const DESTINATION: usize = 14 + 16;
 const ROOM: usize = 8 << 20;
 /// Addresses of Services.
 const SERVICES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 96, 7, 1), Ipv4Addr::new(10, 96, 7, 2)];
-/// The address of a load balancer that is nobody's Service.
-const UNKNOWN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 80);
+/// The addresses of load balancers that are nobody's Services.
+const UNKNOWN: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 80), Ipv4Addr::new(192, 0, 2, 81)];
+/// A port of theirs for datagrams, to which nobody replies.
+const SILENT: u16 = 9000;
+/// Addresses that no load balancer knows.
+const PLAIN: [Ipv4Addr; 2] = [Ipv4Addr::new(203, 0, 113, 4), Ipv4Addr::new(203, 0, 113, 5)];
 /// A connection that is not there by then is denied.
 const BLOCKED: Duration = Duration::from_secs(2);
 /// A port of the pod.
@@ -124,7 +129,40 @@ impl Frames {
     }
 }
 
-/// A Service without a selector can lead to any address. The rules are about the address that it leads to.
+/// A socket of the "internet" that takes datagrams and never replies.
+fn silent_server(lab: &Lab) -> Result<UdpSocket> {
+    let socket = lab
+        .pod("inet")
+        .netns()
+        .run(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, SILENT))?))?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// How many datagrams have come since the last call.
+fn taken(server: &UdpSocket) -> Result<usize> {
+    let mut count = 0;
+    loop {
+        match server.recv_from(&mut [0; 16]) {
+            Ok(_) => count += 1,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(count),
+            Err(error) => return Err(error).context("cannot take datagrams"),
+        }
+    }
+}
+
+/// Makes a load balancer, which the pods' switch has.
+fn add_load_balancer(lab: &Lab, (front, behind): (Ipv4Addr, Ipv4Addr), protocol: &str, port: u16) {
+    let name = format!("{front}-{protocol}");
+    let [front, behind] = [front, behind].map(|address| format!("{address}:{port}"));
+    lab.nbctl(&["lb-add", &name, &front, &behind, protocol])
+        .expect("a load balancer");
+    lab.nbctl(&["ls-lb-add", NODE, &name])
+        .expect("on the pods' switch");
+}
+
+/// A Service without a selector can lead to any address, and so can a load balancer that is no Service's. The rules are
+/// about the address that it leads to.
 #[test]
 fn rules_about_a_name_hold_behind_load_balancing() {
     let lab = lab!("marks-service", agent);
@@ -134,40 +172,32 @@ fn rules_about_a_name_hold_behind_load_balancing() {
         RuleSpec::allow("0.0.0.0/0").expect("a CIDR"),
     ];
     lab.set_firewall("ns1", &rules).expect("the rows");
-    lab.serve_dns(&[
-        &format!("bad.example.com. 600 IN A {denied}"),
-        &format!("good.example.com. 600 IN A {other}"),
-        &format!("evil.good.example.com. 600 IN A {UNKNOWN}"),
-    ])
-    .expect("it listens");
-    let services = [
-        (SERVICES[0], denied),
-        (SERVICES[1], other),
-        (UNKNOWN, unnamed),
+    let names = [
+        ("bad.example.com", denied),
+        ("good.example.com", other),
+        ("a.good.example.com", PLAIN[0]),
+        ("b.good.example.com", PLAIN[1]),
+        ("evil.good.example.com", UNKNOWN[0]),
+        ("worse.good.example.com", UNKNOWN[1]),
     ];
-    for (service, endpoint) in services {
-        lab.nbctl(&[
-            "lb-add",
-            &service.to_string(),
-            &format!("{service}:80"),
-            &format!("{endpoint}:80"),
-            "tcp",
-        ])
-        .expect("a load balancer");
-        lab.nbctl(&["ls-lb-add", NODE, &service.to_string()])
-            .expect("on the pods' switch");
-        if service == UNKNOWN {
-            continue;
-        }
+    let records = names.map(|(name, address)| format!("{name}. 600 IN A {address}"));
+    lab.serve_dns(&records.each_ref().map(String::as_str))
+        .expect("it listens");
+    for (service, endpoint) in SERVICES.into_iter().zip([denied, other]) {
+        add_load_balancer(&lab, (service, endpoint), "tcp", 80);
         // As ovn-kubernetes has it.
         lab.nbctl(&[
             "set",
             "Load_Balancer",
-            &service.to_string(),
+            &format!("{service}-tcp"),
             "external_ids:k8s.ovn.org/kind=Service",
             "external_ids:k8s.ovn.org/owner=ns1/outside",
         ])
         .expect("a Service's");
+    }
+    for unknown in UNKNOWN {
+        add_load_balancer(&lab, (unknown, unnamed), "tcp", 80);
+        add_load_balancer(&lab, (unknown, unnamed), "udp", SILENT);
     }
     lab.sync().expect("OVN has followed");
     let pins = format!(
@@ -176,17 +206,25 @@ fn rules_about_a_name_hold_behind_load_balancing() {
     );
     let agent = lab.start_agent(&[&pins]).expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
+    let server = silent_server(&lab).expect("a server");
+    // Each from a port of its own.
+    let send = |to: Ipv4Addr| {
+        let bind = || Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?);
+        let socket = pod.netns().run(bind).expect("a socket in the pod");
+        socket.send_to(b"datagram", (to, SILENT)).expect("sent");
+    };
     let fetch = |address: Ipv4Addr, limit| {
         let fetched = pod.fetch(&format!("http://{address}/"), limit);
         fetched.expect("curl runs").result
     };
+    let resolve = |name: &str, address| {
+        let told = pod.resolve(&format!("{name}.example.com"));
+        assert_eq!(told.expect("it is known"), [address]);
+    };
     let [to_denied, to_other] = SERVICES;
     fetch(to_denied, PATIENT).expect("nobody was told the name");
-    assert_eq!(
-        pod.resolve("bad.example.com").expect("it is known"),
-        [denied]
-    );
-    // On a slow machine, the answer may go back before the flow is there.
+    resolve("bad", denied);
+    // On a slow machine, the answer may go back before the flow is there. A mark counts as one.
     let wait_for_flow = |address| {
         wait_until("the address's own flow", PATIENT, || {
             let flows = lab.dnsflow_flows()?;
@@ -201,32 +239,66 @@ fn rules_about_a_name_hold_behind_load_balancing() {
         fetch(address, BLOCKED).expect_err("a rule denies it");
     }
     fetch(to_other, PATIENT).expect("no rule denies it");
+    for unknown in UNKNOWN {
+        fetch(unknown, PATIENT).expect("no rule denies it");
+        wait_until("a datagram", PATIENT, || {
+            send(unknown);
+            Ok(taken(&server)? > 0)
+        })
+        .expect("no rule denies it");
+    }
     let rules = [
         RuleSpec::allow_name("good.example.com"),
         RuleSpec::deny("0.0.0.0/0").expect("a CIDR"),
     ];
     lab.set_firewall("ns1", &rules).expect("the rows");
     lab.sync().expect("OVN has followed");
-    wait_until("the Service is denied", PATIENT, || {
-        Ok(pod
-            .fetch(&format!("http://{to_other}/"), BLOCKED)?
-            .result
-            .is_err())
-    })
-    .expect("nobody was told the name");
-    assert_eq!(
-        pod.resolve("good.example.com").expect("it is known"),
-        [other]
-    );
+    for service in [to_other, UNKNOWN[0], UNKNOWN[1]] {
+        wait_until("the address is denied", PATIENT, || {
+            let fetched = pod.fetch(&format!("http://{service}/"), BLOCKED)?;
+            Ok(fetched.result.is_err())
+        })
+        .expect("nobody was told the name");
+    }
+    resolve("good", other);
     wait_for_flow(other);
     for address in [other, to_other] {
         fetch(address, PATIENT).expect("a rule allows it");
     }
+    // By marks, the kernel opens further addresses of such names by itself.
+    for (name, address) in [("a", PLAIN[0]), ("b", PLAIN[1])] {
+        resolve(&format!("{name}.good"), address);
+        fetch(address, PATIENT).expect("a rule allows it");
+    }
     // Whoever owns the name chooses its address. The rules are about the one behind it.
-    let told = pod.resolve("evil.good.example.com").expect("it is known");
-    assert_eq!(told, [UNKNOWN]);
-    wait_for_flow(UNKNOWN);
-    fetch(UNKNOWN, BLOCKED).expect_err("no rule allows the address behind it");
+    for (name, address) in [("evil", UNKNOWN[0]), ("worse", UNKNOWN[1])] {
+        resolve(&format!("{name}.good"), address);
+        wait_for_flow(address);
+    }
+    taken(&server).expect("datagrams from before");
+    let mut fetched = UNKNOWN.to_vec();
+    fetched.retain(|unknown| {
+        for _ in 0..6 {
+            send(*unknown);
+        }
+        fetch(*unknown, BLOCKED).is_ok()
+    });
+    let datagrams = taken(&server).expect("datagrams");
+    assert_eq!(
+        (fetched, datagrams),
+        (Vec::new(), 0),
+        "no rule allows the address behind"
+    );
+    if is_by_marks() {
+        let marked = lab.marked("ns1_pod1").expect("the marks");
+        assert!(marked.contains(&PLAIN[1].into()), "{marked:?}");
+        assert!(
+            !UNKNOWN
+                .iter()
+                .any(|unknown| marked.contains(&(*unknown).into())),
+            "{marked:?}"
+        );
+    }
     drop(agent);
 }
 

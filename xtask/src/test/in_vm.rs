@@ -90,6 +90,9 @@ pub(super) fn run(
         (SEED_VARIABLE, seed.to_string()),
         (PROPERTY_SEED_VARIABLE, seed.to_string()),
     ];
+    for generation in &prepared.ovn {
+        again += &format!(" --ovn {}", generation.suite());
+    }
     if let Some(open_by) = open_by {
         let (variable, value) = open_by.environment();
         again += &format!(" --open-by {value}");
