@@ -86,7 +86,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let runtimes = Runtimes::new()?;
     let settings = Settings::of(&options)?;
     // Before the programs are loaded: of an agent that is killed, the kernel closes last what was opened first
-    // (`task_work_run` in Linux kernel/task_work.c), and takes its time for these sockets. Meanwhile nothing may be held.
+    // (`task_work_run` in Linux kernel/task_work.c), and takes its time for this socket. Meanwhile nothing may be held.
     let releaser = Releaser::open(settings.release_mark.get())?;
     // Before the edges start: without the program there is nothing to do for them.
     let pins = options.pin_dir.as_deref();

@@ -20,13 +20,13 @@ use rustix::{
 pub const WHILE_RUNNING: CapabilitySet =
     CapabilitySet::NET_ADMIN.union(CapabilitySet::DAC_OVERRIDE);
 
-/// What the agent needs until the programs are loaded and the packet sockets are open, beside
+/// What the agent needs until the programs are loaded and the packet socket is open, beside
 /// [`WHILE_RUNNING`]:
 ///
 /// - `CAP_BPF`: loading the programs and making the maps; on some kernels for longer, see
 ///   [`bpf_while_running`];
 /// - `CAP_PERFMON`: offsets into a packet of which the verifier knows the range only;
-/// - `CAP_NET_RAW`: the packet sockets that held answers go back through;
+/// - `CAP_NET_RAW`: the packet socket that held answers go back through;
 /// - `CAP_SYS_RESOURCE`: raising `RLIMIT_MEMLOCK`, which limits maps before Linux 5.11.
 pub const TO_START: CapabilitySet = CapabilitySet::BPF
     .union(CapabilitySet::PERFMON)

@@ -1,6 +1,9 @@
 //! Which answers are taken off the wire until the agent puts them back.
 
-use aya_ebpf::helpers::generated::bpf_redirect;
+use aya_ebpf::{
+    bindings::TC_ACT_SHOT,
+    helpers::generated::{bpf_redirect, bpf_sk_fullsock},
+};
 use dnsflow_common::{
     key::{HELD_AGAIN_NS, HeldKey, NAME_SET_EMPTY, NAME_SET_UNHELD},
     record::MAX_CAPTURE,
@@ -111,4 +114,48 @@ pub fn take_off() -> i32 {
 pub fn is_released(frame: &Frame<'_>) -> bool {
     // SAFETY: the context is the kernel's.
     maps::is_release_mark(unsafe { (*frame.ctx.skb.skb).mark })
+}
+
+/// `NET_XMIT_DROP` (Linux include/linux/netdevice.h): the interface's queue is full, or a program behind this one
+/// drops the frame.
+const XMIT_DROP: i64 = 1;
+
+/// Sends a copy in place of a frame that the agent puts back. Gives the action for the frame itself; `None` if it goes
+/// on, because it is none of the agent's, or there is no copy.
+///
+/// The frame is charged to the agent's socket until the pod's stack has taken it. A slow queue on the interface, or in
+/// the pod's own namespace, would fill the socket for all pods. A copy is charged to nobody (`__skb_clone` in Linux
+/// net/core/skbuff.c). It takes the same way from the beginning, so it comes to this program once more.
+#[inline(always)]
+pub fn send_copy(frame: &Frame<'_>) -> Option<i32> {
+    if !is_charged_to_an_agent(frame) {
+        return None;
+    }
+    match frame.ctx.clone_redirect(frame.ifindex(), 0) {
+        // The agent is told of it as of any drop: ENOBUFS (`packet_snd` in Linux net/packet/af_packet.c).
+        Err(XMIT_DROP) => Some(TC_ACT_SHOT),
+        // No memory, or the interface is down: the frame itself meets the same, or is sent.
+        Err(error) if error < 0 => None,
+        // Any other positive number says that the queue is long (`NET_XMIT_CN`).
+        Ok(()) | Err(_) => Some(take_off()),
+    }
+}
+
+/// The family of packet sockets (packet(7)).
+const AF_PACKET: u32 = 17;
+
+/// Whether the frame is charged to a packet socket that has a mark, as those of agents have: of this one, or of the next
+/// one, whose programs are not here yet. To copy a frame of anybody else's harms nothing. The mark of the frame itself
+/// does not say it, because another program may have changed it.
+#[inline(always)]
+fn is_charged_to_an_agent(frame: &Frame<'_>) -> bool {
+    // SAFETY: the context is the kernel's. The verifier checks that a socket is read only where there is one.
+    unsafe {
+        let socket = (*frame.ctx.skb.skb).__bindgen_anon_2.sk;
+        if socket.is_null() || (*socket).family != AF_PACKET {
+            return false;
+        }
+        let socket = bpf_sk_fullsock(socket);
+        !socket.is_null() && (*socket).mark != 0
+    }
 }

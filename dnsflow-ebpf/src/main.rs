@@ -12,10 +12,10 @@
 //! Where the agent has said so, the program on egress opens the addresses of an answer itself, and the answer goes on
 //! to the pod.
 //!
-//! Both count every packet by reason. They never change the bytes of a packet. Their action is "continue", with one
-//! exception: the program on egress may hold an answer that is in the ring buffer. The agent puts it back after it
+//! Both count every packet by reason. They never change the bytes of a packet. Their action is "continue", with two
+//! exceptions. The program on egress may hold an answer that is in the ring buffer. The agent puts it back after it
 //! has opened the addresses. The agent sends a heartbeat several times a second. Without the heartbeat, no answer is
-//! held.
+//! held. In place of a frame that the agent puts back, the program sends a copy, and counts the copy.
 
 #![no_std]
 #![no_main]
@@ -55,6 +55,9 @@ const CONTINUE: i32 = TC_ACT_UNSPEC;
 #[classifier]
 pub fn dnsflow_egress(ctx: TcContext) -> i32 {
     let frame = Frame::new(&ctx);
+    if let Some(action) = hold::send_copy(&frame) {
+        return action;
+    }
     let reason = match egress(&frame) {
         Ok(reason) | Err(reason) => reason,
     };

@@ -48,6 +48,19 @@ impl Wire {
         rustix::io::write(&self.0, frame).is_ok()
     }
 
+    /// Bytes of memory that frames on their way are charged for (socket(7), SIOCOUTQ).
+    ///
+    /// # Panics
+    ///
+    /// Where the kernel does not say.
+    pub fn charged(&self) -> i32 {
+        let mut bytes = 0;
+        // SAFETY: the kernel writes an int, which lives longer than the call. TIOCOUTQ is the number of SIOCOUTQ.
+        let asked = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        assert_eq!(asked, 0, "{}", io::Error::last_os_error());
+        bytes
+    }
+
     /// Gives the packets from now on this mark (socket(7), SO_MARK).
     pub fn mark(&self, mark: u32) -> io::Result<()> {
         // SAFETY: the value is of the length given.

@@ -6,13 +6,13 @@
 //! net/core/skbuff.c).
 //!
 //! No byte is changed: the header in front of the frame describes the offloads that the sender has left to a device.
-//! The sockets never receive and never wait. Nothing is allocated for a frame.
+//! The socket never receives and never waits. Nothing is allocated for a frame.
 //!
 //! The kernel charges a frame to its socket until the pod's stack has taken it (`skb_orphan` in `ip_rcv_core`, Linux
-//! net/ipv4/ip_input.c). An interface with a slow queue, for example with a bandwidth limit, fills a socket. So an
-//! interface with frames on their way has a socket of its own ([`Lanes`]).
+//! net/ipv4/ip_input.c). An interface with a slow queue, for example with a bandwidth limit, would fill the socket for
+//! all others. So the TC program sends a copy in place of the frame, which is charged to nobody (`send_copy` in
+//! `dnsflow-ebpf/src/hold.rs`). Nothing is charged to the socket any more when the sending call returns.
 
-mod lanes;
 mod offload;
 
 use std::{
@@ -34,15 +34,11 @@ use rustix::{
 };
 use zerocopy::IntoBytes as _;
 
-use self::{
-    lanes::{LANES, Lanes},
-    offload::{OffloadError, VnetHeader},
-};
+use self::offload::{OffloadError, VnetHeader};
 use super::CaptureError;
 
-/// Bytes that may be on their way through one socket: as many as may be held for one interface
-/// (`HELD_BYTES_PER_INTERFACE_MAX`). The kernel doubles the number, as it counts what a frame takes in memory
-/// (socket(7)). Mostly a frame is there before the sending call returns.
+/// Bytes that may be charged to the socket, when the kernel has no memory for copies. The kernel doubles the number, as
+/// it counts what a frame takes in memory (socket(7)).
 const SEND_BUFFER_LEN: usize = 1 << 20;
 
 /// `PACKET_VNET_HDR`: a header in front of each frame (Linux include/uapi/linux/if_packet.h).
@@ -54,17 +50,15 @@ const ETHERTYPE_AT: usize = 12;
 /// The way back.
 #[derive(Debug)]
 pub struct Releaser {
-    /// One for each lane.
-    sockets: Vec<OwnedFd>,
-    lanes: Lanes,
+    socket: OwnedFd,
     lost: LostAnswers,
 }
 
 /// Why a frame is not back on its veth.
 #[derive(Debug, thiserror::Error)]
 pub enum ReleaseError {
-    /// Too many bytes are on their way to the interface already. A later try can succeed.
-    #[error("too many bytes wait in the interface's queue already")]
+    /// Too many bytes are charged to the socket already. A later try can succeed.
+    #[error("too many bytes wait in the queues of interfaces already")]
     Full,
     /// There is no such interface any more, or it is down.
     #[error("the interface is gone, or down")]
@@ -161,12 +155,10 @@ impl Releaser {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses a socket or one of its options.
+    /// If the kernel refuses the socket or one of its options.
     pub fn open(mark: u32) -> Result<Self, CaptureError> {
-        let sockets = (0..LANES).map(|_| open_socket(mark));
         Ok(Self {
-            sockets: sockets.collect::<Result<_, _>>()?,
-            lanes: Lanes::default(),
+            socket: open_socket(mark)?,
             lost: LostAnswers::default(),
         })
     }
@@ -182,19 +174,9 @@ impl Releaser {
     /// # Errors
     ///
     /// If the frame did not leave, which is counted. An error says nothing about the next frame.
-    pub fn release(
-        &mut self,
-        ifindex: u32,
-        frame: &[u8],
-        gso_size: u16,
-    ) -> Result<(), ReleaseError> {
-        let Self {
-            sockets,
-            lanes,
-            lost,
-        } = self;
-        let lane = lanes.of(ifindex, |lane| is_empty(&sockets[lane]));
-        send(&sockets[lane], ifindex, frame, gso_size).inspect_err(|error| lost.count(error))
+    pub fn release(&self, ifindex: u32, frame: &[u8], gso_size: u16) -> Result<(), ReleaseError> {
+        let Self { socket, lost } = self;
+        send(socket, ifindex, frame, gso_size).inspect_err(|error| lost.count(error))
     }
 }
 
@@ -222,14 +204,6 @@ fn open_socket(mark: u32) -> Result<OwnedFd, CaptureError> {
         "set a packet socket's send buffer (it needs CAP_NET_ADMIN)",
     ))?;
     Ok(socket)
-}
-
-/// Whether nothing is on its way through the socket (`SIOCOUTQ` of `packet_ioctl` in Linux net/packet/af_packet.c).
-fn is_empty(socket: &OwnedFd) -> bool {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: the kernel writes an int, which lives longer than the call. TIOCOUTQ is the number of SIOCOUTQ.
-    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-    asked == 0 && bytes == 0
 }
 
 fn send(socket: &OwnedFd, ifindex: u32, frame: &[u8], gso_size: u16) -> Result<(), ReleaseError> {

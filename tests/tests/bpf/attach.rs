@@ -60,8 +60,13 @@ pub(crate) fn exchange(host: &Wire, pod: &Wire, answer: &Frame) {
 
 impl Loaded {
     pub(crate) fn attach(&mut self, name: &str) -> Input {
+        self.attach_to_row(ROW, name)
+    }
+
+    /// Attaches the programs to the interface of a row, and leaves those of other rows.
+    fn attach_to_row(&mut self, row: RowId, name: &str) -> Input {
         let attachments = &mut self.capture.attacher.attachments;
-        let found = attachments.attach(ROW, name.into(), own_addresses(), START);
+        let found = attachments.attach(row, name.into(), own_addresses(), START);
         self.work().pop().unwrap_or(found)
     }
 
@@ -76,7 +81,12 @@ impl Loaded {
 
     #[track_caller]
     pub(crate) fn attached(&mut self, name: &str) {
-        let input = self.attach(name);
+        self.attached_to_row(ROW, name);
+    }
+
+    #[track_caller]
+    pub(crate) fn attached_to_row(&mut self, row: RowId, name: &str) {
+        let input = self.attach_to_row(row, name);
         let Input::Attached { ifindex: found, .. } = input else {
             panic!("{input:?}");
         };

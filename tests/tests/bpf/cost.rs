@@ -210,6 +210,7 @@ const BPF_PROG_LOAD: i32 = 5;
 const BPF_PROG_TEST_RUN: i32 = 10;
 const BPF_LINK_CREATE: i32 = 28;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
 
 impl RawProgram {
@@ -226,9 +227,18 @@ impl RawProgram {
 
     /// Attaches it to an interface's egress by TCX, until what is returned is dropped.
     pub(crate) fn attach_to_egress(&self, ifindex: u32) -> io::Result<OwnedFd> {
+        self.attach(ifindex, BPF_TCX_EGRESS)
+    }
+
+    /// The same at ingress.
+    pub(crate) fn attach_to_ingress(&self, ifindex: u32) -> io::Result<OwnedFd> {
+        self.attach(ifindex, BPF_TCX_INGRESS)
+    }
+
+    fn attach(&self, ifindex: u32, hook: u32) -> io::Result<OwnedFd> {
         let mut attributes = [0u64; 16];
         attributes[0] = self.0.as_raw_fd() as u64 | u64::from(ifindex) << 32;
-        attributes[1] = BPF_TCX_EGRESS.into();
+        attributes[1] = hook.into();
         let fd = bpf(BPF_LINK_CREATE, &mut attributes)?;
         // SAFETY: the descriptor is new and ours.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })

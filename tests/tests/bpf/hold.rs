@@ -353,14 +353,25 @@ fn there_and_back(attach: Option<AttachKind>) {
         let records = program.drain();
         assert_eq!(records.len(), 1);
         assert!(records[0].held && records[0].bytes == held);
-        let mut releaser =
-            Releaser::open(mark.map_or(0, NonZeroU32::get)).expect("a packet socket");
+        let releaser = Releaser::open(mark.map_or(0, NonZeroU32::get)).expect("a packet socket");
         let released = releaser.release(ifindex("host"), &records[0].bytes, 0);
         released.expect("the veth takes it");
         pod.expect(&held);
         let count = |reason| program.capture.counters.of(reason).expect("read");
         assert_eq!((count(Reason::Held), count(Reason::Released)), (1, 1));
     });
+}
+
+/// A program that takes the mark off every packet.
+pub(crate) fn mark_clearing() -> RawProgram {
+    // r2 = 0; skb->mark = r2; r0 = TCX_NEXT; exit.
+    let program = RawProgram::load(&[
+        0x0000_0000_0000_02b7,
+        0x0000_0000_0008_2163,
+        0xffff_ffff_0000_00b7,
+        0x95,
+    ]);
+    program.expect("the kernel takes it")
 }
 
 /// Another program takes the mark off what is put back.
@@ -373,15 +384,7 @@ fn an_answer_whose_mark_is_cleared_does_not_go_round() {
         ..Options::default()
     };
     with_veth(&options, |mut program| {
-        // r2 = 0; skb->mark = r2; r0 = TCX_NEXT; exit.
-        let clearing = RawProgram::load(&[
-            0x0000_0000_0000_02b7,
-            0x0000_0000_0008_2163,
-            0xffff_ffff_0000_00b7,
-            0x95,
-        ]);
-        let clearing = clearing.expect("the kernel takes it");
-        let Ok(_link) = clearing.attach_to_egress(ifindex("host")) else {
+        let Ok(_link) = mark_clearing().attach_to_egress(ifindex("host")) else {
             not_run(&this_test(), "this kernel has no TCX");
             return;
         };
@@ -389,8 +392,7 @@ fn an_answer_whose_mark_is_cleared_does_not_go_round() {
         program.filter(ifindex("host"), &["example.com"]);
         program.attached("host");
         program.beat_for_long();
-        let mut releaser =
-            Releaser::open(mark.map_or(0, NonZeroU32::get)).expect("a packet socket");
+        let releaser = Releaser::open(mark.map_or(0, NonZeroU32::get)).expect("a packet socket");
         // A segment, and an answer to a question that was asked before it could be seen.
         for frame in [segment(TCP_ACK), answer("www.example.com")] {
             let frame = frame.build();

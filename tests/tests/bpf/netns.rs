@@ -188,7 +188,7 @@ pub(crate) fn add_veth_at(index: u32, name: &str, peer: &str, mtu: u32) {
 /// Waits until an interface sends what it is given. Some time after the carrier came, the kernel sets the
 /// operational state and puts the queue in place (`linkwatch_do_dev` in Linux net/core/link_watch.c). Until then every
 /// frame is dropped, although the interface is said to have its queue (`dev_activate` in net/sched/sch_generic.c).
-fn wait_until_up(name: &str) {
+pub(crate) fn wait_until_up(name: &str) {
     wait_until("the carrier", PATIENT, || Ok(is_up(name))).expect("the interface is ready");
 }
 
@@ -243,29 +243,46 @@ pub(crate) fn add_ingress_qdisc(ifindex: u32) {
     request(RTM_NEWQDISC, NLM_F_CREATE_EXCL, &message).expect("a qdisc");
 }
 
-/// Puts a queueing discipline onto an interface that lets 1,000 bytes a second through and has room for 64 MiB, as a
-/// limit of the bandwidth to a pod does.
-pub(crate) fn add_slow_queue(ifindex: u32) -> io::Result<()> {
-    // struct tcmsg: family, padding, ifindex, handle, parent TC_H_ROOT, info.
-    let mut message = vec![0; 4];
-    for word in [ifindex, 0, 0xffff_ffff, 0] {
-        message.extend(word.to_ne_bytes());
+/// A queueing discipline of an interface, as a limit of the bandwidth to a pod makes one.
+#[derive(Clone, Copy)]
+pub(crate) struct Queue {
+    pub(crate) bytes_per_second: u32,
+    /// What passes at once.
+    pub(crate) burst: u32,
+    /// Bytes that wait at most.
+    pub(crate) room: u32,
+}
+
+impl Queue {
+    /// What waits in it waits for hours.
+    pub(crate) const SLOW: Self = Self {
+        bytes_per_second: 1_000,
+        burst: 2_000,
+        room: 64 << 20,
+    };
+
+    pub(crate) fn put_onto(self, ifindex: u32) -> io::Result<()> {
+        // struct tcmsg: family, padding, ifindex, handle, parent TC_H_ROOT, info.
+        let mut message = vec![0; 4];
+        for word in [ifindex, 0, 0xffff_ffff, 0] {
+            message.extend(word.to_ne_bytes());
+        }
+        message.extend(attribute(TCA_KIND, b"tbf\0"));
+        // struct tc_ratespec: cell_log, linklayer (TC_LINKLAYER_ETHERNET), overhead, cell_align, mpu, rate.
+        let mut parameters = vec![0, 1, 0, 0, 0, 0, 0, 0];
+        parameters.extend(self.bytes_per_second.to_ne_bytes());
+        // struct tc_tbf_qopt: the rate above, no peak rate, limit, buffer, mtu.
+        parameters.extend([0; 12]);
+        for word in [self.room, 0, 0] {
+            parameters.extend(word.to_ne_bytes());
+        }
+        let options = [
+            attribute(TCA_TBF_PARMS, &parameters),
+            attribute(TCA_TBF_BURST, &self.burst.to_ne_bytes()),
+        ];
+        message.extend(attribute(TCA_OPTIONS, &options.concat()));
+        request(RTM_NEWQDISC, NLM_F_CREATE_EXCL, &message)
     }
-    message.extend(attribute(TCA_KIND, b"tbf\0"));
-    // struct tc_ratespec: cell_log, linklayer (TC_LINKLAYER_ETHERNET), overhead, cell_align, mpu, rate.
-    let mut parameters = vec![0, 1, 0, 0, 0, 0, 0, 0];
-    parameters.extend(1000_u32.to_ne_bytes());
-    // struct tc_tbf_qopt: the rate above, no peak rate, limit, buffer, mtu.
-    parameters.extend([0; 12]);
-    for word in [64_u32 << 20, 0, 0] {
-        parameters.extend(word.to_ne_bytes());
-    }
-    let options = [
-        attribute(TCA_TBF_PARMS, &parameters),
-        attribute(TCA_TBF_BURST, &2000_u32.to_ne_bytes()),
-    ];
-    message.extend(attribute(TCA_OPTIONS, &options.concat()));
-    request(RTM_NEWQDISC, NLM_F_CREATE_EXCL, &message)
 }
 
 /// Adds a filter of somebody else's where clsact's filters for egress stand. It drops nothing.

@@ -5,6 +5,7 @@ use std::{
     fs,
     io::{self, Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    num::NonZeroU32,
     os::fd::{AsRawFd as _, OwnedFd},
     sync::{
         Mutex,
@@ -14,7 +15,9 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_agent::capture::{ReleaseError, Releaser};
+use dnsflow_agent::capture::{AttachKind, Options, ReleaseError, Releaser};
+use dnsflow_common::Reason;
+use dnsflow_core::ovn::rows::RowId;
 use dnsflow_tests::{
     frames::{Answer, Frame},
     process::{PATIENT, wait_until},
@@ -22,7 +25,13 @@ use dnsflow_tests::{
     wire::packet_socket,
 };
 
-use crate::netns::{Elsewhere, add_slow_queue, add_veth, ifindex, in_new_netns, remove_link};
+use crate::{
+    Loaded,
+    cost::RawProgram,
+    hold::mark_clearing,
+    load,
+    netns::{Elsewhere, Queue, Wire, add_veth, ifindex, in_new_netns, remove_link, wait_until_up},
+};
 
 const MARK: u32 = 0x646e_7366;
 const MTU: u32 = 1500;
@@ -109,7 +118,7 @@ impl Node {
         );
         let over = AtomicBool::new(false);
         let taken = Mutex::new(Vec::new());
-        let mut releaser = Releaser::open(MARK).expect("a packet socket");
+        let releaser = Releaser::open(MARK).expect("a packet socket");
         let result = thread::scope(|scope| {
             scope.spawn(|| {
                 let ifindex = ifindex("pod-host");
@@ -289,7 +298,7 @@ fn any_frame() -> Frame {
 fn a_frame_leaves_with_its_bytes_and_the_mark() {
     in_new_netns(|| {
         add_veth("pod-host", "pod", MTU);
-        let Ok(mut releaser) = Releaser::open(MARK) else {
+        let Ok(releaser) = Releaser::open(MARK) else {
             not_run(&this_test(), "no packet socket may be opened");
             return;
         };
@@ -346,7 +355,7 @@ fn only_with_mark(tap: &Tap, mark: u32) {
 fn what_cannot_leave_says_why() {
     in_new_netns(|| {
         add_veth("pod-host", "pod", MTU);
-        let Ok(mut releaser) = Releaser::open(MARK) else {
+        let Ok(releaser) = Releaser::open(MARK) else {
             not_run(&this_test(), "no packet socket may be opened");
             return;
         };
@@ -375,37 +384,268 @@ fn what_cannot_leave_says_why() {
     });
 }
 
-#[test]
-fn an_interface_that_queues_takes_nothing_from_the_others() {
+/// How the frames to a pod come to wait for hours.
+#[derive(Clone, Copy, Debug)]
+enum Wait {
+    /// The bandwidth to the pod is limited.
+    AtHost,
+    /// A hostile pod hands its frames on to a slow interface in its own network namespace.
+    InPod,
+}
+
+/// A pod that frames are put back to.
+struct Pod {
+    ifindex: u32,
+    /// The pod's end, unless it is in another namespace.
+    tap: Option<Tap>,
+    _elsewhere: Option<Elsewhere>,
+    /// Other programs on the pod's interface.
+    _links: Vec<OwnedFd>,
+}
+
+/// A program that sends every packet out of an interface instead, as `tc action mirred` does.
+fn redirecting(ifindex: u32) -> RawProgram {
+    // r1 = ifindex; r2 = 0; r0 = bpf_redirect(r1, r2); exit.
+    let program = RawProgram::load(&[
+        0x0000_0000_0000_01b7 | u64::from(ifindex) << 32,
+        0x0000_0000_0000_02b7,
+        0x0000_0017_0000_0085,
+        0x95,
+    ]);
+    program.expect("the kernel takes it")
+}
+
+/// Pods in this thread's namespace, with the programs on their interfaces.
+struct Pods {
+    program: Loaded,
+    /// Another program in front of ours clears the marks of packets.
+    are_marks_cleared: bool,
+    count: u128,
+}
+
+impl Pods {
+    fn add(&mut self) -> (Pod, [String; 2]) {
+        self.count += 1;
+        let [host, pod] = ["host", "pod"].map(|end| format!("{end}{}", self.count));
+        add_veth(&host, &pod, MTU);
+        let ifindex = ifindex(&host);
+        let link = self
+            .are_marks_cleared
+            .then(|| mark_clearing().attach_to_egress(ifindex));
+        self.program.attached_to_row(RowId::new(self.count), &host);
+        let added = Pod {
+            ifindex,
+            tap: None,
+            _elsewhere: None,
+            _links: link.map(|link| link.expect("TCX")).into_iter().collect(),
+        };
+        (added, [host, pod])
+    }
+
+    /// A pod that takes what it is sent, through this queue.
+    fn add_quick(&mut self, queue: Option<Queue>) -> io::Result<Pod> {
+        let (mut added, [_, pod]) = self.add();
+        added.tap = Some(Tap::open_incoming(&pod));
+        queue.map_or(Ok(()), |queue| queue.put_onto(added.ifindex))?;
+        Ok(added)
+    }
+
+    /// A pod whose frames wait.
+    fn add_slow(&mut self, wait: Wait) -> io::Result<Pod> {
+        let (mut added, [host, pod]) = self.add();
+        match wait {
+            Wait::AtHost => Queue::SLOW.put_onto(added.ifindex)?,
+            Wait::InPod => {
+                let elsewhere = Elsewhere::new();
+                elsewhere.adopt(&pod, &[]);
+                // Its other end had no carrier meanwhile.
+                wait_until_up(&host);
+                let link = elsewhere.run(|| {
+                    add_veth("slow", "end", MTU);
+                    let slow = ifindex("slow");
+                    Queue::SLOW.put_onto(slow)?;
+                    redirecting(slow).attach_to_ingress(ifindex(&pod))
+                })?;
+                added._elsewhere = Some(elsewhere);
+                added._links.push(link);
+            }
+        }
+        // A twin of the agent's socket, without a mark.
+        let twin = Wire::open(&host);
+        for _ in 0..10 {
+            twin.send(&long_frame());
+        }
+        assert_ne!(twin.charged(), 0, "{wait:?}: the frames are gone");
+        Ok(added)
+    }
+}
+
+fn long_frame() -> Vec<u8> {
+    let mut long = any_frame();
+    long.payload.resize(1400, 0);
+    long.build()
+}
+
+/// Runs a test with a releaser whose socket the programs know.
+fn with_pods(
+    attach: Option<AttachKind>,
+    test: impl FnOnce(Pods, Releaser) -> io::Result<()> + Send,
+) {
+    let options = Options {
+        attach,
+        release_mark: NonZeroU32::new(MARK),
+        ..Options::default()
+    };
     in_new_netns(|| {
-        add_veth("slow-host", "slow-pod", MTU);
-        add_veth("pod-host", "pod", MTU);
-        let Ok(mut releaser) = Releaser::open(MARK) else {
-            not_run(&this_test(), "no packet socket may be opened");
+        let Some(program) = load(&options) else {
             return;
         };
-        let (slow, host) = (ifindex("slow-host"), ifindex("pod-host"));
-        if let Err(error) = add_slow_queue(slow) {
-            let why = format!("this kernel has no tbf: {error}");
+        let pods = Pods {
+            program,
+            are_marks_cleared: false,
+            count: 0,
+        };
+        let releaser = Releaser::open(MARK).expect("a packet socket");
+        if let Err(error) = test(pods, releaser) {
+            let why = format!("this kernel has no tbf or no TCX: {error}");
             not_run(&this_test(), format!("{why}; {LEFT_TO_VM}"));
-            return;
         }
-        let mut long = any_frame();
-        long.payload.resize(1400, 0);
-        let long = long.build();
-        // The queue has room for more than twice as many.
-        let full = (0..20_000).find_map(|_| releaser.release(slow, &long, 0).err());
-        assert!(matches!(full, Some(ReleaseError::Full)), "{full:?}");
+    });
+}
 
-        let pod = Tap::open_incoming("pod");
-        let frame = any_frame().build();
-        releaser
-            .release(host, &frame, 0)
-            .expect("another interface is not concerned");
+/// Three other pods lose nothing while so many pods have all frames waiting that they may have: a new one, one that was
+/// sent frames before, and one whose interface has a queue.
+fn they_lose_nothing(
+    mut pods: Pods,
+    releaser: Releaser,
+    wait: Wait,
+    numbers_of_slow: &[usize],
+) -> io::Result<()> {
+    let frame = any_frame().build();
+    let long = long_frame();
+    let quick = Queue {
+        bytes_per_second: 1_000_000_000,
+        burst: 1 << 20,
+        ..Queue::SLOW
+    };
+    let earlier = pods.add_quick(None)?;
+    let queueing = pods.add_quick(Some(quick))?;
+    let mut lost = Vec::new();
+    let mut slow = Vec::new();
+    releaser
+        .release(earlier.ifindex, &frame, 0)
+        .expect("released");
+    for number in numbers_of_slow {
+        while slow.len() < *number {
+            let added = pods.add_slow(wait)?;
+            for _ in 0..1000 {
+                // Whether it loses its own is not the question.
+                releaser.release(added.ifindex, &long, 0).ok();
+            }
+            slow.push(added);
+        }
+        let new = pods.add_quick(None)?;
+        for (name, pod) in [
+            ("earlier", &earlier),
+            ("queueing", &queueing),
+            ("new", &new),
+        ] {
+            let arrives = |_: &u32| {
+                let released = releaser.release(pod.ifindex, &frame, 0);
+                released.is_ok() && pod.expect(&frame)
+            };
+            let arrived = (0..1000).filter(arrives).count();
+            lost.push((number, name, 1000 - arrived));
+        }
+    }
+    assert!(lost.iter().all(|(.., lost)| *lost == 0), "{lost:?}");
+    Ok(())
+}
+
+impl Pod {
+    /// Waits for a frame.
+    fn expect(&self, frame: &[u8]) -> bool {
+        let tap = self.tap.as_ref().expect("the pod's end is here");
         wait_until("the frame", PATIENT, || {
-            let found = pod.read();
-            Ok(found.is_some_and(|found| found[VNET_HEADER_LEN..] == frame))
+            let found = tap.read();
+            Ok(found.is_some_and(|found| found[VNET_HEADER_LEN..] == *frame))
         })
-        .expect("it comes");
+        .is_ok()
+    }
+}
+
+#[test]
+fn slow_pods_take_nothing_from_the_others() {
+    with_pods(None, |pods, releaser| {
+        they_lose_nothing(pods, releaser, Wait::AtHost, &[7, 8, 9, 40])
+    });
+}
+
+#[test]
+fn slow_pods_take_nothing_from_the_others_with_clsact() {
+    with_pods(Some(AttachKind::Clsact), |pods, releaser| {
+        they_lose_nothing(pods, releaser, Wait::AtHost, &[9])
+    });
+}
+
+#[test]
+fn pods_that_delay_frames_themselves_take_nothing_from_the_others() {
+    with_pods(None, |pods, releaser| {
+        they_lose_nothing(pods, releaser, Wait::InPod, &[9])
+    });
+}
+
+#[test]
+fn slow_pods_take_nothing_from_the_others_though_marks_are_cleared() {
+    with_pods(Some(AttachKind::Tcx), |mut pods, releaser| {
+        add_veth("host", "pod", MTU);
+        if mark_clearing().attach_to_egress(ifindex("host")).is_err() {
+            not_run(&this_test(), "this kernel has no TCX");
+            return Ok(());
+        }
+        pods.are_marks_cleared = true;
+        they_lose_nothing(pods, releaser, Wait::AtHost, &[9])
+    });
+}
+
+#[test]
+fn a_pod_whose_queue_is_full_loses_its_own_answers_and_they_are_counted() {
+    with_pods(None, |mut pods, releaser| {
+        let short = Queue {
+            room: 100_000,
+            ..Queue::SLOW
+        };
+        let full = pods.add_quick(Some(short))?;
+        let other = pods.add_quick(None)?;
+        let frame = any_frame().build();
+        let mut dropped = 0;
+        for _ in 0..1000 {
+            match releaser.release(full.ifindex, &long_frame(), 0) {
+                Ok(()) => {}
+                Err(ReleaseError::Dropped) => dropped += 1,
+                Err(error) => panic!("{error:?}"),
+            }
+            releaser
+                .release(other.ifindex, &frame, 0)
+                .expect("another interface is not concerned");
+            assert!(other.expect(&frame));
+        }
+        // Some 70 have room.
+        assert!(dropped > 900, "{dropped}");
+        let lost = releaser.lost().read();
+        let lost: Vec<_> = lost.into_iter().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(lost, [("dropped", dropped)]);
+        let released = pods.program.capture.counters.of(Reason::Released);
+        assert_eq!(released.expect("read"), 2000, "each is counted once");
+        Ok(())
+    });
+}
+
+/// The frames that an earlier agent held go back while its programs are still there.
+#[test]
+fn slow_pods_take_nothing_from_the_others_before_the_programs_are_the_agents_own() {
+    with_pods(None, |pods, _| {
+        let next = Releaser::open(!MARK).expect("a packet socket");
+        they_lose_nothing(pods, next, Wait::AtHost, &[9])
     });
 }
