@@ -257,7 +257,8 @@ fn the_first_report_of_a_time_is_found() {
     for (hours, port) in [(3, "ns1_a"), (2, "ns1_b"), (0, "ns1_c")] {
         let mut kept = journal.kept.lock().expect("nobody has panicked");
         let time = SystemTime::now() - hours * hour;
-        kept.reports.push_back((time, opened(port)));
+        let number = kept.next;
+        kept.reports.insert(number, (time, opened(port)));
         kept.next += 1;
     }
     assert_eq!(journal.first_within(hour), 2);
