@@ -19,14 +19,28 @@ use dnsflow_agent::{
     wait,
 };
 
-fn main() -> anyhow::Result<ExitCode> {
+fn main() -> ExitCode {
     let mut output = Stdout::of_this_process();
-    let result = run(&mut output);
-    let exit = match output.reader_has_gone() {
-        true => Exit::Done,
-        false => result?,
+    let exit = match run(&mut output) {
+        _ if output.reader_has_gone() => Exit::Done,
+        Ok(exit) => exit,
+        Err(error) => {
+            // Who reads none of it has the exit code.
+            let _unread = std::io::stderr().write_all(with_causes(&error).as_bytes());
+            Exit::Failed
+        }
     };
-    Ok(exit.into())
+    exit.into()
+}
+
+/// An error for people. A `main` that returns it prints a stack trace, too, where RUST_BACKTRACE is set.
+fn with_causes(error: &anyhow::Error) -> String {
+    let causes = error.chain().skip(1);
+    let causes: String = causes.map(|cause| format!("    {cause}\n")).collect();
+    match &*causes {
+        "" => format!("Error: {error}\n"),
+        causes => format!("Error: {error}\n\nCaused by:\n{causes}"),
+    }
 }
 
 fn run(output: &mut Stdout) -> anyhow::Result<Exit> {

@@ -31,7 +31,7 @@ case "$*" in
 "patch "*) ;;
 "create "*) cat >"$FAKE/created.json"; test ! -e "$FAKE/refused" ;;
 "delete "*) cat >>"$FAKE/deleted.json"; echo >>"$FAKE/deleted.json"; echo "deleted" ;;
-"exec "*"-- dnsflow cleanup --dry-run") printf 'cookie=0x444e, table=1\n1 flows would be removed\n' ;;
+"exec "*"-- dnsflow cleanup --dry-run") cat "$FAKE/would" ;;
 "exec "*"-- dnsflow check "*) echo '{"findings":[{"check":"btf","status":"ok","text":"it is there"}]}' ;;
 "logs "*) echo "1 flows removed" ;;
 *) exit 1 ;;
@@ -66,6 +66,10 @@ impl Fake {
         fake.json("pods.json", &json!({"items": [pod("n1"), pod("n2")]}));
         fake.json("daemonset.json", &daemon_set(2));
         fake.json("preflight.json", &daemon_set(2));
+        fake.write(
+            "would",
+            "cookie=0x444e, table=1\n1 flows would be removed\n/bpf would be removed\n",
+        );
         fake
     }
 
@@ -127,6 +131,18 @@ fn daemon_set(done: i32) -> Value {
     json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
         "metadata": {"name": "dnsflow", "namespace": "dnsflow", "generation": 2},
+        "spec": {
+            "selector": {"matchLabels": {"app.kubernetes.io/name": "dnsflow"}},
+            "template": {"spec": {
+                "containers": [{"name": "agent", "volumeMounts": [
+                    {"name": "run", "mountPath": "/run/dnsflow"}, {"name": "bpf", "mountPath": "/bpf"},
+                ]}],
+                "volumes": [
+                    {"name": "run", "emptyDir": {}},
+                    {"name": "bpf", "hostPath": {"path": "/sys/fs/bpf/dnsflow"}},
+                ],
+            }},
+        },
         "status": {
             "observedGeneration": 2, "desiredNumberScheduled": 2, "currentNumberScheduled": 2,
             "numberMisscheduled": 0, "numberReady": done, "updatedNumberScheduled": done,
@@ -202,7 +218,9 @@ fn a_dry_run_changes_nothing() {
         output,
         "\
 node n1: 1 flows would be removed
+node n1: /sys/fs/bpf/dnsflow would be removed
 node n2: 1 flows would be removed
+node n2: /sys/fs/bpf/dnsflow would be removed
 DaemonSet dnsflow/dnsflow would be deleted
 ConfigMap dnsflow/dnsflow-options-x would be deleted
 Namespace dnsflow would be deleted
@@ -232,9 +250,48 @@ fn what_helm_has_installed_is_left_to_helm() {
     assert_eq!(fake.read("log").lines().count(), 1);
 }
 
+/// Its ClusterRole would be found by its labels.
+#[test]
+fn what_helm_has_installed_in_another_namespace_is_left_to_helm() {
+    let fake = Fake::new("helm-elsewhere");
+    fake.write("daemonset.json", "");
+    let mut role = object("ClusterRole", None, "dnsflow");
+    role["metadata"]["labels"] = json!({"app.kubernetes.io/managed-by": "Helm"});
+    role["metadata"]["annotations"] = json!({
+        "meta.helm.sh/release-name": "firewall", "meta.helm.sh/release-namespace": "kube-system",
+    });
+    fake.json("objects.json", &json!({"items": [role]}));
+    let (_, errors, code) = fake.run(&["uninstall"]);
+    assert_eq!(code, Some(1));
+    assert_eq!(
+        errors,
+        "Error: Helm has installed dnsflow here, and removes it: helm uninstall firewall --namespace kube-system\n"
+    );
+    assert_eq!(fake.read("deleted.json"), "");
+}
+
+#[test]
+fn an_error_is_a_sentence_without_a_stack_trace() {
+    let fake = Fake::new("trace");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dnsflow"));
+    let kubeconfig = fake.directory.join("nowhere");
+    command
+        .args(["cleanup-nodes", "--kubeconfig"])
+        .arg(&kubeconfig);
+    let output = command.env("RUST_BACKTRACE", "1").output();
+    let (_, errors, code) = said(output.expect("it runs"));
+    assert_eq!(code, Some(1));
+    assert!(
+        errors.starts_with("Error: nodes may not be clean\n\nCaused by:\n    "),
+        "{errors}"
+    );
+    assert!(!errors.contains("backtrace"), "{errors}");
+}
+
 /// The manifests of a preflight, in a file.
 fn manifests(fake: &Fake) -> String {
-    let labels = json!({"app.kubernetes.io/name": "dnsflow"});
+    let labels =
+        json!({"app.kubernetes.io/name": "dnsflow", "app.kubernetes.io/part-of": "dnsflow"});
     let daemon_set = json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
         "metadata": {"name": "dnsflow", "namespace": "dnsflow", "labels": labels},

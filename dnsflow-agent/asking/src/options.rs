@@ -24,7 +24,7 @@ pub use asking::{
     ReportOptions, TryOptions, UnusedOptions,
 };
 
-use crate::{VERSION, dns_service::DnsService, exit};
+use crate::{VERSION, dns_service::DnsService, exit, rollout::DAEMON_SET};
 
 /// Lets each pod reach the addresses that it was told for the names in its egress firewall.
 #[derive(Clone, Debug, Parser)]
@@ -145,6 +145,10 @@ pub struct CleanupNodesOptions {
     /// The namespace of the agents
     #[arg(short, long, default_value = "dnsflow")]
     pub namespace: String,
+
+    /// The name of their DaemonSet
+    #[arg(long, value_name = "NAME", default_value = DAEMON_SET)]
+    pub daemon_set: String,
 
     /// Reach the Kubernetes API by this file [default: $KUBECONFIG, ~/.kube/config or in-cluster]
     #[arg(long, value_name = "FILE", env = "DNSFLOW_KUBECONFIG")]

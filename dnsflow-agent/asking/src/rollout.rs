@@ -12,6 +12,8 @@ pub const DAEMON_SET: &str = "dnsflow";
 pub const CONTAINER: &str = "agent";
 /// The label by which the DaemonSet selects its pods.
 pub const LABEL: &str = "app.kubernetes.io/name";
+/// The label whose value is `dnsflow` on all objects of dnsflow's, whatever their names.
+pub const PART_OF: &str = "app.kubernetes.io/part-of";
 /// The name of the DaemonSet that waits beside the agents, and the value of the label of its pods.
 pub const PREFLIGHT: &str = "dnsflow-preflight";
 /// Between two looks at a DaemonSet.
@@ -135,6 +137,10 @@ pub fn not_cleaned(pods: &[Pod]) -> Vec<(String, String)> {
             (condition.type_.as_str(), condition.status.as_str()) == ("Ready", "True")
         });
         let reason = match arguments.any(|argument| argument == CLEANUP) {
+            // The kubelet of a node that is not ready takes no Pod away.
+            false if pod.metadata.deletion_timestamp.is_some() => {
+                "its agent was told to end and has not (is the node ready?)".to_owned()
+            }
             false => "its agent has not ended".to_owned(),
             true if is_ready => return None,
             true => {
@@ -216,11 +222,16 @@ mod tests {
             serde_json::from_value::<Pod>(value).expect("a pod")
         };
         let failed = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        let mut dead =
+            serde_json::to_value(pod("n5", "agent", "False", json!({}))).expect("a pod is JSON");
+        dead["metadata"]["deletionTimestamp"] = "2026-11-27T12:00:00Z".into();
+        let dead = serde_json::from_value(dead).expect("a pod");
         let pods = [
             pod("n1", "cleanup", "True", json!({})),
             pod("n2", "cleanup", "False", failed),
             pod("n3", "agent", "True", json!({})),
             pod("n4", "cleanup", "False", json!({})),
+            dead,
         ];
         let left = not_cleaned(&pods);
         let left: Vec<_> = left.iter().map(|(node, why)| (&**node, &**why)).collect();
@@ -230,6 +241,10 @@ mod tests {
                 ("n2", "CrashLoopBackOff"),
                 ("n3", "its agent has not ended"),
                 ("n4", "it has not cleaned up yet"),
+                (
+                    "n5",
+                    "its agent was told to end and has not (is the node ready?)"
+                ),
             ]
         );
     }

@@ -14,7 +14,7 @@ use kube::{
 use tokio::{runtime, time::sleep};
 
 use crate::{
-    asking::rollout::{DAEMON_SET, LABEL, POLL, Progress, Wait, cleanup_patch, not_cleaned},
+    asking::rollout::{POLL, Progress, Wait, cleanup_patch, not_cleaned},
     exit::Exit,
     k8s::{ClientOptions, client::connect},
     options::CleanupNodesOptions,
@@ -33,24 +33,24 @@ pub fn run(options: &CleanupNodesOptions, output: &mut impl Write) -> anyhow::Re
 }
 
 async fn clean_up(options: &CleanupNodesOptions, output: &mut impl Write) -> anyhow::Result<Exit> {
-    let namespace = &*options.namespace;
+    let (namespace, name) = (&*options.namespace, &*options.daemon_set);
     let client = ClientOptions {
         kubeconfig: options.kubeconfig.clone(),
     };
     let (client, _) = connect(&client).await.map_err(|reason| anyhow!(reason))?;
     let daemon_sets: Api<DaemonSet> = Api::namespaced(client.clone(), namespace);
     let get = async || {
-        let found = daemon_sets.get_opt(DAEMON_SET).await;
-        found.with_context(|| format!("cannot read the DaemonSet {namespace}/{DAEMON_SET}"))
+        let found = daemon_sets.get_opt(name).await;
+        found.with_context(|| format!("cannot read the DaemonSet {namespace}/{name}"))
     };
-    if get().await?.is_none() {
-        writeln!(output, "there is no DaemonSet {namespace}/{DAEMON_SET}")?;
+    let Some(found) = get().await? else {
+        writeln!(output, "there is no DaemonSet {namespace}/{name}")?;
         return Ok(Exit::Done);
-    }
+    };
     let patch = Patch::Strategic(cleanup_patch());
     let parameters = PatchParams::default();
-    let patched = daemon_sets.patch(DAEMON_SET, &parameters, &patch).await;
-    patched.with_context(|| format!("cannot change the DaemonSet {namespace}/{DAEMON_SET}"))?;
+    let patched = daemon_sets.patch(name, &parameters, &patch).await;
+    patched.with_context(|| format!("cannot change the DaemonSet {namespace}/{name}"))?;
     let mut wait = Wait::new(options.timeout, Instant::now());
     let progress = loop {
         let found = get().await?.context("somebody else has deleted it")?;
@@ -70,7 +70,12 @@ async fn clean_up(options: &CleanupNodesOptions, output: &mut impl Write) -> any
         return Ok(Exit::Done);
     }
     let pods: Api<Pod> = Api::namespaced(client, namespace);
-    let of_agents = ListParams::default().labels(&format!("{LABEL}={DAEMON_SET}"));
+    let labels = found.spec.selector.match_labels.unwrap_or_default();
+    let labels: Vec<String> = labels
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    let of_agents = ListParams::default().labels(&labels.join(","));
     let pods = pods
         .list(&of_agents)
         .await

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     exit::Exit,
     manifests,
-    rollout::{DAEMON_SET, LABEL, POLL, PREFLIGHT, Progress, Wait, preflight},
+    rollout::{DAEMON_SET, LABEL, PART_OF, POLL, PREFLIGHT, Progress, Wait, preflight},
 };
 
 /// The kinds of the objects that a pod of the DaemonSet needs.
@@ -45,7 +45,7 @@ fn objects(documents: Vec<Value>) -> anyhow::Result<Vec<Value>> {
         let kind = object["kind"].as_str().unwrap_or_default();
         if NEEDED.contains(&kind) {
             needed.push(object);
-        } else if kind == "DaemonSet" && object["metadata"]["name"] == DAEMON_SET {
+        } else if kind == "DaemonSet" && object["metadata"]["labels"][PART_OF] == DAEMON_SET {
             daemon_sets.push(object);
         }
     }
@@ -55,8 +55,8 @@ fn objects(documents: Vec<Value>) -> anyhow::Result<Vec<Value>> {
     });
     let [daemon_set] = &daemon_sets[..] else {
         bail!(
-            "the manifests have {} DaemonSets named {DAEMON_SET}, not one: kubectl kustomize DIRECTORY and helm template \
-             print them",
+            "the manifests have {} DaemonSets with the label {PART_OF}: {DAEMON_SET}, not one: kubectl kustomize \
+             DIRECTORY and helm template print them",
             daemon_sets.len()
         );
     };
@@ -151,12 +151,14 @@ mod tests {
 
     #[test]
     fn of_manifests_a_preflight_takes_what_its_pods_need() {
-        let labels = json!({"app.kubernetes.io/name": "dnsflow"});
+        let of_dnsflow = |name: &str| json!({LABEL: name, PART_OF: "dnsflow"});
+        let labels = of_dnsflow("dnsflow");
         let pod = json!({"metadata": {"labels": labels}, "spec": {"containers": [
             {"name": "agent", "args": ["agent"], "ports": [], "livenessProbe": {}},
         ]}});
         let daemon_set = json!({
-            "kind": "DaemonSet", "metadata": {"name": "dnsflow", "labels": labels},
+            // Helm names it after its release.
+            "kind": "DaemonSet", "metadata": {"name": "edge-dnsflow", "labels": labels},
             "spec": {"selector": {"matchLabels": labels}, "minReadySeconds": 10, "template": pod},
         });
         let named = |kind: &str, name: &str| json!({"kind": kind, "metadata": {"name": name}});
@@ -182,7 +184,7 @@ mod tests {
                 "DaemonSet dnsflow-preflight",
             ]
         );
-        let labels = json!({"app.kubernetes.io/name": "dnsflow-preflight"});
+        let labels = of_dnsflow("dnsflow-preflight");
         assert_eq!(objects[2]["spec"]["selector"]["matchLabels"], labels);
         let pod = &objects[2]["spec"]["template"];
         assert_eq!(pod["metadata"]["labels"], labels);
@@ -199,7 +201,7 @@ mod tests {
         ]);
         let error = error.expect_err("there is none").to_string();
         assert!(
-            error.starts_with("the manifests have 0 DaemonSets named dnsflow"),
+            error.starts_with("the manifests have 0 DaemonSets with the label"),
             "{error}"
         );
     }

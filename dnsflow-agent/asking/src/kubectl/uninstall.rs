@@ -6,7 +6,7 @@
 
 use std::{io, time::Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow};
 use k8s_openapi::{api::apps::v1::DaemonSet, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde_json::Value;
 use tokio::time::sleep;
@@ -60,11 +60,11 @@ pub(super) async fn run(
         .as_ref()
         .and_then(|found| release(&found.metadata))
     {
-        bail!("Helm has installed dnsflow here, and removes it: {release}");
+        return Err(of_helm(&release));
     }
     let objects = objects(kubectl).await?;
     if options.dry_run {
-        return dry_run(kubectl, selector, &objects, output).await;
+        return dry_run(kubectl, selector, daemon_set.as_ref(), &objects, output).await;
     }
     if daemon_set.is_some() {
         let exit = clean_up(kubectl, selector, output).await?;
@@ -89,6 +89,10 @@ async fn daemon_set(kubectl: &Kubectl) -> Result<Option<DaemonSet>, KubectlError
     kubectl.find(&[&get[..], &of[..]].concat(), None).await
 }
 
+fn of_helm(release: &str) -> anyhow::Error {
+    anyhow!("Helm has installed dnsflow here, and removes it: {release}")
+}
+
 /// The command that removes the release to which an object belongs, if one does.
 fn release(metadata: &ObjectMeta) -> Option<String> {
     let labels = metadata.labels.as_ref()?;
@@ -102,12 +106,24 @@ fn release(metadata: &ObjectMeta) -> Option<String> {
 }
 
 /// All objects of dnsflow, in the order in which they are deleted.
+///
+/// # Errors
+///
+/// If one of them belongs to a release of Helm's, in whatever namespace.
 async fn objects(kubectl: &Kubectl) -> anyhow::Result<Vec<Identity>> {
     let kinds = KINDS.map(|(_, kinds)| kinds).join(",");
     let get = ["get", &kinds, "--all-namespaces", "--selector", LABELS];
     let get = [&get[..], &["--output", "json"]].concat();
     let found: Option<Value> = kubectl.find(&get, None).await?;
-    let mut objects = ours(items(found.unwrap_or_default()), &kubectl.namespace);
+    let found = items(found.unwrap_or_default());
+    let releases = found.iter().filter_map(|object| {
+        let metadata = serde_json::from_value(object["metadata"].clone()).ok()?;
+        release(&metadata)
+    });
+    if let Some(release) = releases.into_iter().next() {
+        return Err(of_helm(&release));
+    }
+    let mut objects = ours(found, &kubectl.namespace);
     for kinds in MONITORING {
         let get = ["get", kinds, "--namespace", &kubectl.namespace];
         let get = [&get[..], &["--selector", LABELS, "--output", "json"]].concat();
@@ -144,13 +160,15 @@ fn ours(objects: Vec<Value>, namespace: &str) -> Vec<Identity> {
 async fn dry_run(
     kubectl: &Kubectl,
     selector: &str,
+    daemon_set: Option<&DaemonSet>,
     objects: &[Identity],
     output: &mut impl io::Write,
 ) -> anyhow::Result<Exit> {
     let agents = kubectl.agents(selector).await?;
     let cleanup = ["cleanup", "--dry-run"].map(str::to_owned);
     let said = kubectl.texts(agents, |agent| kubectl.exec(agent, &cleanup, false));
-    let exit = write_nodes(said.await, output)?;
+    let directories = daemon_set.map(directories).unwrap_or_default();
+    let exit = write_nodes(said.await, |line| on_node(line, &directories), output)?;
     for object in objects {
         writeln!(output, "{} would be deleted", object.shown()).context(UNWRITTEN)?;
     }
@@ -158,9 +176,36 @@ async fn dry_run(
     Ok(exit)
 }
 
+/// The directories of the agent's container that are the node's, with their paths there.
+fn directories(daemon_set: &DaemonSet) -> Vec<(String, String)> {
+    let Some(pod) = &daemon_set.spec.template.spec else {
+        return Vec::new();
+    };
+    let agent = pod.containers.iter().find(|one| one.name == CONTAINER);
+    let mounts = agent.into_iter().flat_map(|one| one.volume_mounts.iter());
+    let directories = mounts.flatten().filter_map(|mount| {
+        let mut volumes = pod.volumes.iter().flatten();
+        let volume = volumes.find(|volume| volume.name == mount.name)?;
+        let path = volume.host_path.as_ref()?.path.clone();
+        Some((mount.mount_path.clone(), path))
+    });
+    directories.collect()
+}
+
+/// A line of a cleanup, which knows the paths of its container, with that of the node where it begins with one.
+fn on_node(line: &str, directories: &[(String, String)]) -> String {
+    let rests = directories.iter().filter_map(|(mounted, path)| {
+        let rest = line.strip_prefix(&**mounted)?;
+        rest.starts_with(['/', ' '])
+            .then(|| format!("{path}{rest}"))
+    });
+    rests.into_iter().next().unwrap_or_else(|| line.to_owned())
+}
+
 /// What the nodes have said, without flows. Names those that have said nothing.
 fn write_nodes(
     said: Vec<(String, Result<String, String>)>,
+    shown: impl Fn(&str) -> String,
     output: &mut impl io::Write,
 ) -> anyhow::Result<Exit> {
     let mut exit = Exit::Done;
@@ -168,7 +213,7 @@ fn write_nodes(
         match said {
             Ok(text) => {
                 for line in text.lines().filter(|line| !line.starts_with(FLOW)) {
-                    writeln!(output, "node {node}: {line}").context(UNWRITTEN)?;
+                    writeln!(output, "node {node}: {}", shown(line)).context(UNWRITTEN)?;
                 }
             }
             Err(reason) => {
@@ -218,7 +263,7 @@ async fn clean_up(
         Ok(logs.map(str::to_owned).collect())
     });
     // Every node is clean, whether or not it can be asked for its log.
-    write_nodes(said.await, output)?;
+    write_nodes(said.await, str::to_owned, output)?;
     Ok(Exit::Done)
 }
 
