@@ -11,11 +11,29 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::{process::run, support::root_directory};
 
-/// Helm.
+/// Helm 3.
 pub const HELM: Program = Program {
     directory: "helm",
     package: "helm.sh/helm/v3/cmd/helm@v3.22.0",
     name: "helm",
+};
+
+/// The cluster for which Helm renders without asking one. Helm 3 as Go builds it takes 1.20
+/// (`kubeVersionMajor` in `pkg/chartutil/capabilities.go`).
+pub const KUBE_VERSION: &str = "--kube-version=1.36.0";
+
+/// Helm 4.
+pub const HELM_4: Program = Program {
+    directory: "helm-4",
+    package: "helm.sh/helm/v4/cmd/helm@v4.3.1",
+    name: "helm",
+};
+
+/// It writes the README of a chart.
+pub const HELM_DOCS: Program = Program {
+    directory: "helm-docs",
+    package: "github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2",
+    name: "helm-docs",
 };
 
 /// A program.

@@ -143,7 +143,8 @@ impl Release {
         let image = format!("{}@{}", self.settings.image, archive.digest);
 
         let chart = self.workspace.join("deploy/helm/dnsflow");
-        let package = chart::package(&chart, &self.settings.image, &self.source)?;
+        let license = self.workspace.join("LICENSE");
+        let package = chart::package(&chart, &license, &self.settings.image, &self.source)?;
         self.write(&format!("dnsflow-{version}.tgz"), package)?;
         let home = root_directory("")?.with_file_name("release");
         for (directory, ending) in MANIFESTS {

@@ -132,11 +132,11 @@ fn alerts_and_dashboard_name_metrics_that_are_exported() {
     for (file, text) in [
         (
             "rules.yaml",
-            include_str!("../../../deploy/monitoring/rules.yaml"),
+            include_str!("../../../deploy/helm/dnsflow/monitoring/rules.yaml"),
         ),
         (
             "dashboard.json",
-            include_str!("../../../deploy/monitoring/dashboard.json"),
+            include_str!("../../../deploy/helm/dnsflow/monitoring/dashboard.json"),
         ),
     ] {
         let named = named_in(text);

@@ -96,7 +96,8 @@ pub(crate) async fn of_deploy() {
     };
     // With its hooks, too.
     let mut template = Command::new(helm);
-    template.args(["template", "dnsflow", "--set", "openshift=true"]);
+    template.args(["template", "dnsflow", go::KUBE_VERSION]);
+    template.args(["--namespace", "dnsflow", "--set", "openshift=true"]);
     template.arg(manifests::directory("helm/dnsflow"));
     let rendered = run(&mut template).expect("it is rendered");
     let rendered = serde_saphyr::from_multiple(&rendered).expect("objects");

@@ -7,6 +7,7 @@ mod floors;
 #[path = "../manifests/mod.rs"]
 mod manifests;
 mod monitoring;
+mod option_schema;
 mod recordings;
 mod reference;
 #[path = "../snapshots/mod.rs"]

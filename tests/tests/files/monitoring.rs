@@ -20,7 +20,7 @@ use crate::{
     snapshots,
 };
 
-const RULES: &str = "monitoring/rules.yaml";
+const RULES: &str = "helm/dnsflow/monitoring/rules.yaml";
 const PROMETHEUS_RULE: &str = "components/prometheusrule/prometheusrule.yaml";
 
 /// The alerts of the rule file, by name.
@@ -44,7 +44,7 @@ fn prometheus_rule(rules: &str) -> Result<String> {
     let (_, groups) = rules.split_once("\ngroups:\n").context("groups")?;
     let mut text = format!(
         "\
-# Made from deploy/monitoring/rules.yaml; a test compares them, and writes this file with {}=1.
+# Made from deploy/helm/dnsflow/monitoring/rules.yaml; a test compares them, and writes this file with {}=1.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
@@ -150,7 +150,7 @@ fn rules_of_the_dashboard() -> Result<String> {
 
 /// The panels of the dashboard; rows are panels, too.
 fn panels() -> Result<Vec<Value>> {
-    let text = fs::read_to_string(directory("monitoring/dashboard.json"))?;
+    let text = fs::read_to_string(directory("helm/dnsflow/monitoring/dashboard.json"))?;
     let mut dashboard: Value = serde_json::from_str(&text)?;
     let panels = dashboard["panels"].take();
     Ok(panels.as_array().context("panels")?.clone())

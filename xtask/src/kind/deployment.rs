@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use dnsflow_tests::{agent, process::run, support::workspace};
+use dnsflow_tests::{agent, go::KUBE_VERSION, process::run, support::workspace};
 
 use super::access::{Access, shown};
 
@@ -22,7 +22,7 @@ const NAMESPACE: &str = "dnsflow";
 const PLUGIN: &str = "kubectl-dnsflow";
 
 /// Helm's release, and its namespace.
-const RELEASE: [&str; 3] = ["dnsflow", "--namespace", "default"];
+const RELEASE: [&str; 3] = ["dnsflow", "--namespace", NAMESPACE];
 
 /// dnsflow in one cluster.
 #[derive(Clone, Debug)]
@@ -169,7 +169,11 @@ impl Deployment {
     /// Checks every node, before anything is deployed. Returns the findings.
     pub(super) fn preflight(&self) -> Result<String> {
         let manifests = match &self.helm {
-            Some(helm) => run(self.on_chart(helm, &["template"])?.arg("--no-hooks"))?,
+            Some(helm) => {
+                self.make_namespace()?;
+                let mut template = self.on_chart(helm, &["template", KUBE_VERSION])?;
+                run(template.arg("--no-hooks"))?
+            }
             None => run(self
                 .access
                 .kubectl(&["kustomize"])
@@ -181,6 +185,13 @@ impl Deployment {
         run(preflight.arg(file))
     }
 
+    /// Makes the namespace, which the chart expects.
+    fn make_namespace(&self) -> Result<()> {
+        let mut apply = self.access.kubectl(&["apply", "--filename"]);
+        run(apply.arg(workspace()?.join("deploy/base/namespace.yaml")))?;
+        Ok(())
+    }
+
     /// Applies the manifests, and waits until every node has an agent.
     pub(crate) fn roll_out(&self) -> Result<()> {
         let Some(helm) = &self.helm else {
@@ -189,7 +200,9 @@ impl Deployment {
             shown(apply.arg(directory))?;
             return self.rolled_out();
         };
-        shown(&mut self.on_chart(helm, &["upgrade", "--install"])?)?;
+        self.make_namespace()?;
+        let mut install = self.on_chart(helm, &["upgrade", "--install", "--wait"])?;
+        shown(install.arg(ROLLOUT))?;
         self.rolled_out()?;
         let mut test = self.access.beside_kubectl(helm);
         shown(test.arg("test").args(RELEASE).arg(ROLLOUT))
@@ -208,7 +221,9 @@ impl Deployment {
             Some(helm) => {
                 let mut uninstall = self.access.beside_kubectl(helm);
                 uninstall.arg("uninstall").args(RELEASE);
-                run(uninstall.args(["--wait", CLEANUP]))
+                let said = run(uninstall.args(["--wait", CLEANUP]))?;
+                let mut delete = self.access.kubectl(&["delete", "namespace", NAMESPACE]);
+                Ok(said + &run(&mut delete)?)
             }
             None => run(&mut self.plugin(&["uninstall", CLEANUP])?),
         }

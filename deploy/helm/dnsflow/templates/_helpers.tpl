@@ -1,32 +1,96 @@
-{{/* The labels of every object but for hooks. */}}
+{{/* The value of the label app.kubernetes.io/name. */}}
+{{- define "dnsflow.name" -}}
+{{ .Values.nameOverride | default .Chart.Name | trunc 50 | trimSuffix "-" }}
+{{- end }}
+
+{{/* The DaemonSet's name; that of each other object begins with it. */}}
+{{- define "dnsflow.fullname" -}}
+{{- $name := include "dnsflow.name" . -}}
+{{- $named := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{ .Values.fullnameOverride | default $named | trunc 50 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "dnsflow.namespace" -}}
+{{ .Values.namespaceOverride | default .Release.Namespace }}
+{{- end }}
+
+{{- define "dnsflow.serviceAccountName" -}}
+{{- $made := ternary (include "dnsflow.fullname" .) "default" .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default $made -}}
+{{- end }}
+
+{{/* By these, the DaemonSet knows its Pods. They never change. */}}
+{{- define "dnsflow.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "dnsflow.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "dnsflow.chart" -}}
+{{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* The labels of an object: `own`, those of every object, `users`, `commonLabels`. The first of a name counts. */}}
+{{- define "dnsflow.labelsWith" -}}
+{{- $every := dict
+  "app.kubernetes.io/part-of" "dnsflow"
+  "app.kubernetes.io/version" (toString .context.Chart.AppVersion)
+  "app.kubernetes.io/managed-by" .context.Release.Service -}}
+{{- $selected := include "dnsflow.selectorLabels" .context | fromYaml -}}
+{{- $common := .context.Values.commonLabels | default dict -}}
+{{- toYaml (merge (dict) .own $every $selected (.users | default dict) $common) -}}
+{{- end }}
+
+{{/* The labels of every object but for hooks and Pods, with those that the values have for it. */}}
+{{- define "dnsflow.labelsAnd" -}}
+{{- $own := dict "helm.sh/chart" (include "dnsflow.chart" .context) -}}
+{{- include "dnsflow.labelsWith" (dict "context" .context "own" $own "users" .users) -}}
+{{- end }}
+
 {{- define "dnsflow.labels" -}}
-app.kubernetes.io/name: dnsflow
-app.kubernetes.io/part-of: dnsflow
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- include "dnsflow.labelsAnd" (dict "context" . "users" dict) -}}
 {{- end }}
 
 {{/* The same for hooks, whose Pods no DaemonSet may take for its own. */}}
 {{- define "dnsflow.hookLabels" -}}
-app.kubernetes.io/name: dnsflow-hook
-app.kubernetes.io/part-of: dnsflow
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- $name := printf "%s-hook" (include "dnsflow.name" .) -}}
+{{- $own := dict "helm.sh/chart" (include "dnsflow.chart" .) "app.kubernetes.io/name" $name -}}
+{{- include "dnsflow.labelsWith" (dict "context" . "own" $own) -}}
 {{- end }}
 
 {{- define "dnsflow.image" -}}
 {{- with .Values.image -}}
+{{- $repository := printf "%s%s" (.registry | empty | ternary "" (printf "%s/" .registry)) .repository -}}
 {{- if .digest -}}
-{{ .repository }}@{{ .digest }}
+{{ $repository }}@{{ .digest }}
 {{- else -}}
-{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{ $repository }}:{{ .tag | default $.Chart.AppVersion }}
 {{- end }}
 {{- end }}
 {{- end }}
 
+{{/* The address at which the agent listens. */}}
+{{- define "dnsflow.address" -}}
+{{- $address := .Values.listen.address | default (ternary "0.0.0.0" "127.0.0.1" .Values.podMonitor.enabled) -}}
+{{- if and .Values.podMonitor.enabled (has $address (list "127.0.0.1" "::1")) -}}
+{{- $remedy := "With podMonitor.enabled, leave it empty, or take 0.0.0.0 or ::" -}}
+{{- fail (printf "listen.address: Prometheus does not reach the agents at %s. %s" $address $remedy) -}}
+{{- end -}}
+{{ $address }}
+{{- end }}
+
+{{/* What a probe asks: from the node's network namespace. */}}
+{{- define "dnsflow.probe" -}}
+host: {{ contains ":" (include "dnsflow.address" .) | ternary "::1" "127.0.0.1" | quote }}
+port: {{ .Values.listen.port }}
+{{- end }}
+
 {{/* The options of the agent, those of the values before those of the chart. */}}
 {{- define "dnsflow.options" -}}
+{{- $address := include "dnsflow.address" . -}}
+{{- $host := contains ":" $address | ternary (printf "[%s]" $address) $address -}}
 {{- $options := dict
   "DNSFLOW_LOG_FORMAT" "json"
-  "DNSFLOW_LISTEN" "127.0.0.1:9473"
+  "DNSFLOW_LISTEN" (printf "%s:%d" $host (int .Values.listen.port))
   "DNSFLOW_DNS_SERVICE" "kube-system/k8s-app=kube-dns"
   "DNSFLOW_STATE_DIR" "/var/lib/dnsflow"
   "DNSFLOW_PIN_DIR" "/bpf" -}}
@@ -34,27 +98,22 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $_ := set $options "DNSFLOW_DNS_SERVICE" "openshift-dns/dns-default" -}}
 {{- $_ := set $options "DNSFLOW_CLUSTER_NETWORKS" "172.30.0.0/16" -}}
 {{- end -}}
-{{- if .Values.podMonitor.enabled -}}
-{{- $_ := set $options "DNSFLOW_LISTEN" "0.0.0.0:9473" -}}
-{{- end -}}
 {{- range $name, $value := .Values.options -}}
+{{- if kindIs "invalid" $value -}}
+{{- $_ := unset $options $name -}}
+{{- else if kindIs "slice" $value -}}
+{{- $_ := set $options $name (join "," $value) -}}
+{{- else -}}
 {{- /* Helm reads numbers as floating point. */ -}}
 {{- $_ := set $options $name (kindIs "float64" $value | ternary (printf "%.0f" $value) (toString $value)) -}}
 {{- end -}}
-{{- range $name, $value := $options }}
-{{ $name }}: {{ $value | quote }}
-{{- end }}
-{{- end }}
-
-{{/* The port of DNSFLOW_LISTEN. */}}
-{{- define "dnsflow.port" -}}
-{{- $options := include "dnsflow.options" . | fromYaml -}}
-{{ regexFind "[0-9]+$" $options.DNSFLOW_LISTEN }}
+{{- end -}}
+{{- toYaml $options -}}
 {{- end }}
 
 {{/* The node's directories, for whatever runs there. */}}
 {{- define "dnsflow.pod" -}}
-serviceAccountName: dnsflow
+serviceAccountName: {{ include "dnsflow.serviceAccountName" . }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
@@ -70,11 +129,15 @@ priorityClassName: {{ . }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with .Values.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-terminationGracePeriodSeconds: 10
+terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
 volumes:
   # Open vSwitch's database and the bridge's socket, and OVN's databases. Created where it is missing, as it is after a
   # reboot.
@@ -105,16 +168,23 @@ volumes:
       path: /var/run/ovn-ic
       type: DirectoryOrCreate
   {{- end }}
+  {{- with .Values.extraVolumes }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
 {{/* What every container on a node has. */}}
 {{- define "dnsflow.container" -}}
-image: {{ include "dnsflow.image" . }}
+image: {{ include "dnsflow.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 command: [dnsflow]
 envFrom:
   - configMapRef:
-      name: dnsflow-options
+      name: {{ include "dnsflow.fullname" . }}-options
+{{- with .Values.extraEnv }}
+env:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 securityContext:
   {{- if .Values.restricted }}
   # Capabilities are root's: there is no way to give them to another user's container.
@@ -150,5 +220,8 @@ volumeMounts:
   {{- if .Values.openshift }}
   - name: ovn-ic
     mountPath: /var/run/ovn-ic
+  {{- end }}
+  {{- with .Values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end }}
