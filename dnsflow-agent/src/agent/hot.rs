@@ -24,9 +24,10 @@ use crate::{
     capture::Drained,
     clock::{Alarm, now},
     inquiries::Inquiry,
+    memory,
 };
 pub(super) use carrying_out::Listeners;
-pub(super) use kernel::{Frames, Kernel, Marks, Opening, Releasing};
+pub(super) use kernel::{Frames, Kernel, LeftFrames, Marks, Opening, Releasing};
 pub(super) use peers::Peers;
 pub(super) use switch_link::SwitchLink;
 pub(super) use upkeep::{Accounts, Pulse, Snapshots, Upkeep};
@@ -107,6 +108,8 @@ impl Hot {
                     let Kernel { marks, frames, .. } = &mut self.kernel;
                     marks.read(frames, &mut self.engine);
                 }
+                // Likewise what was captured without an agent.
+                () = future::ready(()), if self.reads_left() => self.left_frames(&mut incoming.inputs),
                 // Likewise a part at a time.
                 () = self.upkeep.snapshots.takes_part(), if self.upkeep.snapshots.is_under_way() => {
                     self.upkeep.snapshots.hand_over(&self.engine);
@@ -138,6 +141,7 @@ impl Hot {
     fn has_more(&self, drained: Drained, incoming: &Incoming) -> bool {
         drained == Drained::Limit
             || self.kernel.marks.is_reading()
+            || self.reads_left()
             || self.upkeep.snapshots.is_under_way()
             || !incoming.inputs.is_empty()
             || !incoming.found.is_empty()
@@ -181,6 +185,26 @@ impl Hot {
     fn frames(&mut self, inputs: &mut mpsc::Receiver<Input>) -> Drained {
         self.take_inputs(inputs);
         self.kernel.frames.take(&mut self.engine)
+    }
+
+    /// Whether the node, and a DNS server, are known: whose an earlier agent's frames are, and which of them count.
+    fn knows_enough(&self) -> bool {
+        self.peers.know_node && self.engine.knows_servers()
+    }
+
+    /// Whether frames wait that were captured without an agent, and no more of them come.
+    fn reads_left(&self) -> bool {
+        self.knows_enough() && self.peers.have_taken_over() && self.kernel.frames.have_left()
+    }
+
+    fn left_frames(&mut self, inputs: &mut mpsc::Receiver<Input>) {
+        self.take_inputs(inputs);
+        self.kernel.frames.take_left(&mut self.engine);
+        if !self.kernel.frames.have_left() {
+            // What came of the last ones is still to be carried out.
+            self.carry_out();
+            memory::give_back();
+        }
     }
 
     /// Holds no further answer, and puts back what is held: behind its flows, or at the end.

@@ -28,8 +28,8 @@ use super::{
     edges::{self, Denials, Ends, Outside},
     failed,
     hot::{
-        self, Accounts, Frames, Incoming, Kernel, Marks, Opening, Peers, Pulse, Releasing,
-        Snapshots, Upkeep,
+        self, Accounts, Frames, Incoming, Kernel, LeftFrames, Marks, Opening, Peers, Pulse,
+        Releasing, Snapshots, Upkeep,
     },
     reports::tell,
 };
@@ -209,7 +209,7 @@ impl Programs {
         let frames = Frames {
             records,
             deferred,
-            left,
+            left: LeftFrames::of(left),
         };
         Ok(Self {
             attacher,

@@ -31,7 +31,12 @@ use dnsflow_common::{
 use dnsflow_core::{Timestamp, io::input::Frame};
 use tracing::{debug, info, warn};
 
-use super::{absent, earlier::EarlierPrograms, object_info, records};
+use super::{
+    absent,
+    earlier::EarlierPrograms,
+    object_info,
+    records::{self, Drained},
+};
 
 /// The magic number of the BPF file system (`BPF_FS_MAGIC` in Linux `include/uapi/linux/magic.h`).
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
@@ -165,19 +170,35 @@ impl Left {
         absent(openers.and_then(|mut openers| openers.clear_index(&0)))
     }
 
-    /// Hands the frames that nobody has read to `each`, oldest first, and removes the ring buffer.
+    /// Hands at most `limit` frames that nobody has read to `each`, oldest first, as long as `each` returns `true`. An
+    /// agent that ends leaves the others to the next one.
     ///
     /// An answer that was held for longer than `GOES_BACK` is handed over as one that has passed: it opens its
     /// addresses, but does not go back.
-    pub fn drain(mut self, now: Timestamp, mut each: impl FnMut(Frame<'_>)) {
-        while let Some(item) = self.ring.next() {
-            if let Some(frame) = Record::parse(&item).and_then(records::frame) {
-                each(Frame {
-                    held: frame.held && now < frame.captured_at + GOES_BACK,
-                    ..frame
-                });
+    pub fn drain(
+        &mut self,
+        limit: usize,
+        now: Timestamp,
+        mut each: impl FnMut(Frame<'_>) -> bool,
+    ) -> Drained {
+        for _ in 0..limit {
+            let Some(item) = self.ring.next() else {
+                return Drained::Empty;
+            };
+            let frame = Record::parse(&item).and_then(records::frame);
+            let frame = frame.map(|frame| Frame {
+                held: frame.held && now < frame.captured_at + GOES_BACK,
+                ..frame
+            });
+            if !frame.is_none_or(&mut each) {
+                break;
             }
         }
+        Drained::Limit
+    }
+
+    /// Removes the ring buffer, which is read.
+    pub fn remove(self) {
         remove_records(&self.path);
     }
 }

@@ -726,10 +726,12 @@ fn held_by_an_earlier_agent(later: Duration, expected: bool) {
 
         let mut program = load_kept(&Options::default(), Some(dir)).expect("as before");
         let mut found = Vec::new();
-        for left in program.capture.left.drain(..) {
-            left.drain(at + later, |frame| {
+        for mut left in program.capture.left.drain(..) {
+            left.drain(usize::MAX, at + later, |frame| {
                 found.push((frame.bytes.to_vec(), frame.held));
+                true
             });
+            left.remove();
         }
         assert_eq!(found, [(answer.build(), expected)]);
     });

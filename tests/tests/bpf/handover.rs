@@ -3,7 +3,7 @@
 use std::{fs, net::Ipv4Addr, num::NonZeroU32, path::Path, thread, time::Duration};
 
 use dnsflow_agent::{
-    capture::{Attach as _, Options},
+    capture::{Attach as _, Drained, Options},
     clock::now,
 };
 use dnsflow_common::{question::Depth, record::LAYOUT, walk::Version};
@@ -78,10 +78,41 @@ fn address(last: u8) -> Ipv4Addr {
 /// How many frames wait that were captured without an agent.
 fn left(program: &mut Loaded) -> usize {
     let mut frames = 0;
-    for left in program.capture.left.drain(..) {
-        left.drain(now(), |_| frames += 1);
+    for mut left in program.capture.left.drain(..) {
+        let drained = left.drain(usize::MAX, now(), |_| {
+            frames += 1;
+            true
+        });
+        assert_eq!(drained, Drained::Empty);
+        left.remove();
     }
     frames
+}
+
+/// An agent that ends between two turns has taken the frames of the first one.
+#[test]
+fn what_was_captured_without_an_agent_is_read_in_turns() {
+    with_programs_of(&marking(), later(), |dir| {
+        for number in 0..5 {
+            ask(address(number));
+        }
+        let take = |limit, most| {
+            let mut program = start(&marking(), dir);
+            let mut frames = 0;
+            let [left] = &mut program.capture.left[..] else {
+                panic!("{} ring buffers", program.capture.left.len());
+            };
+            let drained = left.drain(limit, now(), |_| {
+                frames += 1;
+                frames < most
+            });
+            (frames, drained)
+        };
+        assert_eq!(take(2, usize::MAX), (2, Drained::Limit));
+        assert_eq!(take(usize::MAX, 1), (1, Drained::Limit));
+        assert_eq!(left(&mut start(&marking(), dir)), 2);
+        assert!(start(&marking(), dir).capture.left.is_empty());
+    });
 }
 
 /// As a container does that is started again and again.

@@ -162,7 +162,17 @@ fn hand_over() {
         Ok(open(&lab) == expected)
     })
     .expect("they are open");
-    assert_eq!(rings(pinned(&dir)), 1, "they were read");
+    wait_until("the ring buffers to be read", PATIENT, || {
+        Ok(rings(pinned(&dir)) == 1)
+    })
+    .expect("they are");
+    let events = agent.events().expect("it logs");
+    let taken = events.iter().find(|event| {
+        event["fields"]["message"] == "took over the frames captured without an agent"
+    });
+    let taken = &taken.expect("it says so")["fields"];
+    let [frames, turns] = ["frames", "turns"].map(|field| taken[field].as_u64().expect("a number"));
+    assert!(frames >= 20 && turns * 16 >= frames, "{frames} in {turns}");
     fetch("http://203.0.113.2/", PATIENT).expect("it is open");
     assert_eq!(
         pinned(&dir).len(),

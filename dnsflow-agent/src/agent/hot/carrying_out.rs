@@ -67,14 +67,8 @@ impl Hot {
             self.peers.know_node = true;
             memory::give_back();
         }
-        if self.peers.know_node && self.engine.knows_servers() {
+        if self.knows_enough() {
             self.peers.take_over();
-            let frames = &mut self.kernel.frames;
-            if self.peers.have_taken_over() && frames.have_left() {
-                frames.take_over(&mut self.engine);
-                self.carry_out();
-                memory::give_back();
-            }
         }
     }
 

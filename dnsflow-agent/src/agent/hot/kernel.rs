@@ -1,7 +1,11 @@
 //! What the hot thread has of the kernel: captured frames, what is to be captured, marks, and the way back onto the
 //! veths.
 
-use std::{collections::BTreeMap, io, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+    time::Duration,
+};
 
 use aya::maps::MapError;
 use dnsflow_core::{
@@ -24,6 +28,8 @@ use crate::{
 
 /// Frames taken from the ring buffer before the other sources get their turn.
 const FRAMES_PER_TURN: usize = 64;
+/// The same of those that were captured while there was no agent. Pods wait for the new ones.
+const LEFT_PER_TURN: usize = 16;
 /// No further frame is taken in a turn that has taken so long: what the turn has opened is on its way then. The cost of
 /// a frame follows its length, and 64 short ones take less.
 const TURN_MAX: Duration = Duration::from_millis(1);
@@ -57,8 +63,26 @@ impl Kernel {
 pub(crate) struct Frames {
     pub(crate) records: Records,
     pub(crate) deferred: DeferredAnswers,
-    /// What was captured while there was no agent.
-    pub(crate) left: Vec<Left>,
+    pub(crate) left: LeftFrames,
+}
+
+/// What was captured while there was no agent, oldest first.
+pub(crate) struct LeftFrames {
+    rings: VecDeque<Left>,
+    /// How many frames were taken, and in how many turns.
+    frames: u64,
+    turns: u64,
+}
+
+impl LeftFrames {
+    /// Those in these ring buffers.
+    pub(crate) fn of(rings: Vec<Left>) -> Self {
+        Self {
+            rings: rings.into(),
+            frames: 0,
+            turns: 0,
+        }
+    }
 }
 
 impl Frames {
@@ -105,12 +129,12 @@ impl Frames {
 
     /// Whether frames of the time without an agent wait.
     pub(super) fn have_left(&self) -> bool {
-        !self.left.is_empty()
+        !self.left.rings.is_empty()
     }
 
     /// Has the programs of earlier agents open no address from now on.
     pub(super) fn end_earlier_opening(&self) {
-        for left in &self.left {
+        for left in &self.left.rings {
             match left.end_opening() {
                 Ok(()) => info!(
                     "the programs of an earlier agent open no addresses any more: rules, or numbers of marks, have changed"
@@ -122,19 +146,37 @@ impl Frames {
         }
     }
 
-    /// Takes in what was captured while there was no agent. The node is known: whose frames they are, which rules there
-    /// are, and which DNS servers are trusted.
-    pub(super) fn take_over(&mut self, engine: &mut Engine) {
+    /// Takes the frames of one turn that were captured while there was no agent. The node is known: whose frames they
+    /// are, which rules there are, and which DNS servers are trusted.
+    pub(super) fn take_left(&mut self, engine: &mut Engine) {
         let Self { left, deferred, .. } = self;
-        let mut frames = 0_u64;
-        for left in left.drain(..) {
-            left.drain(now(), |frame| {
-                frames += 1;
-                hand_in(frame, engine, deferred);
-            });
+        let LeftFrames {
+            rings,
+            frames,
+            turns,
+        } = left;
+        let Some(oldest) = rings.front_mut() else {
+            return;
+        };
+        let begin = now();
+        let taken_before = *frames;
+        let drained = oldest.drain(LEFT_PER_TURN, begin, |frame| {
+            *frames += 1;
+            hand_in(frame, engine, deferred);
+            now() < begin + TURN_MAX
+        });
+        *turns += u64::from(*frames > taken_before);
+        if drained == Drained::Empty
+            && let Some(read) = rings.pop_front()
+        {
+            read.remove();
         }
-        if frames > 0 {
-            info!(frames, "took over the frames captured without an agent");
+        if rings.is_empty() && *frames > 0 {
+            let (frames, turns) = (*frames, *turns);
+            info!(
+                frames,
+                turns, "took over the frames captured without an agent"
+            );
         }
     }
 
