@@ -277,7 +277,7 @@ pub fn load_balancer(row: &Row) -> Conversion<LoadBalancer> {
 
 /// Reads a `Chassis_Template_Var` row; `None` without an address. A variable that stands for the address of a load
 /// balancer has no port, which is behind the variable (`ovn_lb_vip_init_template` in OVN's lib/lb.c). Those for
-/// backends have: ovn-kubernetes writes them for Services with ports alone (`makeTarget` in its
+/// backends have: ovn-kubernetes joins each address with one (`buildTemplateLBs` in its
 /// go-controller/pkg/ovn/controller/services/lb_config.go).
 pub fn template_variables(row: &Row) -> Conversion<TemplateVariables> {
     let variables = row.backends(VARIABLES)?;

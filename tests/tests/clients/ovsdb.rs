@@ -705,6 +705,43 @@ async fn a_row_that_is_too_long_is_left_out_alone() {
 }
 
 #[tokio::test]
+async fn whatever_load_balancers_have_in_front_is_read() {
+    let root = packages!("whatever_load_balancers_have_in_front_is_read");
+    let nb = Server::northbound(&root, "fronts-nb").started();
+    let sb = Server::southbound(&root, "fronts-sb").started();
+    let fronts = |update: NbUpdate| {
+        let balancers = values(update.load_balancers).into_iter().flatten();
+        let balancers = balancers.flat_map(|row| row.addresses);
+        let variables = values(update.template_variables).into_iter().flatten();
+        let variables = variables.flat_map(|row| row.addresses);
+        balancers
+            .chain(variables)
+            .map(|address| address.to_string())
+            .collect::<Vec<_>>()
+    };
+    let balancer = |name: &str, vip: &str| {
+        json!({"op": "insert", "table": "Load_Balancer",
+               "row": {"name": name, "vips": map(&[(vip, "203.0.113.3:80")])}})
+    };
+    let variables = |address: &str| map(&[("NODEIP_IPv4_0", address), ("pods", "10.244.0.3:80")]);
+    let rows = nb.transact(json!([
+        {"op": "insert", "table": "Chassis_Template_Var",
+         "row": {"chassis": "node1", "variables": variables("172.18.0.2")}},
+        balancer("template", "^NODEIP_IPv4_0:31080"),
+        balancer("other", "192.0.2.80:80"),
+    ]));
+    let mut edge = Ovn::start(&nb, &sb);
+    assert_eq!(fronts(edge.nb().await), ["192.0.2.80", "172.18.0.2"]);
+    nb.transact(json!([
+        {"op": "update", "table": "Chassis_Template_Var", "where": by_id(&uuid(&rows, 0)),
+         "row": {"variables": variables("172.18.0.3")}},
+        balancer("another", "192.0.2.81:80"),
+    ]));
+    assert_eq!(fronts(edge.nb().await), ["192.0.2.81", "172.18.0.3"]);
+    edge.end().await;
+}
+
+#[tokio::test]
 async fn a_table_that_is_too_large_is_left_out_if_an_option_takes_its_place() {
     let root = packages!("a_table_that_is_too_large_is_left_out_if_an_option_takes_its_place");
     let nb = Server::northbound(&root, "tables-nb").started();
