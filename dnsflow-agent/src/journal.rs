@@ -5,6 +5,7 @@
 //! reads or writes is counted instead.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Mutex, PoisonError, TryLockError,
@@ -93,9 +94,13 @@ impl Kept {
         }
     }
 
-    /// Drops the oldest report of the one for whom `size` is largest.
+    /// Drops the oldest report of the one for whom `size` is largest; of several, of the one whose report is oldest.
     fn drop_one(&mut self, size: impl Fn(&OfOwner) -> usize) {
-        let Some((_, of_owner)) = self.owners.iter_mut().max_by_key(|(_, of)| size(of)) else {
+        let Some((_, of_owner)) = self
+            .owners
+            .iter_mut()
+            .max_by_key(|(_, of)| (size(of), Reverse(of.numbers.front().copied())))
+        else {
             return;
         };
         let oldest = of_owner.numbers.pop_front();

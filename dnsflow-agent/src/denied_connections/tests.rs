@@ -46,6 +46,8 @@ fn the_rules_that_are_counted_have_a_limit() {
     assert_eq!(counts.by_rule[&("ns1".into(), 0, by_rule)], 2);
     let beyond = namespaces as u64 + u64::from(of_one) + 1;
     assert_eq!(counts.others[by_rule], beyond + 1);
+    let last = (names[namespaces - 1].clone(), of_one - 1, by_rule);
+    assert_eq!(counts.by_rule[&last], 1, "the others leave it room");
 }
 
 #[test]
