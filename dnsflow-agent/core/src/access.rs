@@ -5,6 +5,7 @@
 
 mod answer;
 mod classes;
+mod elements;
 
 use std::{
     cell::OnceCell,

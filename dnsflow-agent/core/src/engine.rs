@@ -386,6 +386,7 @@ impl Engine {
                     self.open_by_flows(port, addresses, now);
                 }
             }
+            Input::ClassesRefused(elements) => self.told.classes.refused(&elements),
             Input::FlowLost { key, cookie } => {
                 let (mut access, switch, _) = self.access();
                 switch.flow_lost(&key, cookie, &mut access, now);
@@ -902,7 +903,7 @@ impl Engine {
             let class = names.and_then(|names| NameClass::of(&reading.answer.name, names, is_ipv6));
             if let Some(class) = class {
                 let Told { cache, classes, .. } = &mut self.told;
-                classes.open((asker, class), id, cache.groups());
+                classes.open((asker, class), id, cache.groups(), self.out.now());
             }
         }
         self.told.classes.give_out(&mut self.out);
@@ -1313,6 +1314,7 @@ fn may_change_plans(input: &Input) -> bool {
             )
             | Input::Marks { .. }
             | Input::MarksRefused(_)
+            | Input::ClassesRefused(_)
             | Input::CountLost { .. }
             | Input::FlowLost { .. }
             | Input::ForeignFlow { .. }

@@ -29,7 +29,7 @@ use crate::{
 };
 
 #[cfg(test)]
-pub(crate) use self::edges::shown;
+pub(crate) use self::edges::{ClassElements, shown};
 pub use self::{edges::Kernel, rows::*};
 
 /// The OpenFlow table of the pipeline's first table, as an OVN of some version has it.

@@ -172,7 +172,7 @@ impl Hot {
 
     fn tell_counters(&mut self) {
         self.kernel.releasing.forget_causes();
-        self.upkeep.accounts.tell(&self.engine);
+        self.kernel.opening.forget_refusal();
     }
 
     /// Before a frame of an interface comes the news that the interface is there.

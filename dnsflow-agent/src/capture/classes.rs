@@ -1,9 +1,8 @@
 //! The classes of names whose addresses the program opens without the agent.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     fmt,
-    time::Duration,
 };
 
 use aya::{
@@ -11,19 +10,16 @@ use aya::{
     maps::{Array, HashMap, MapData, MapError},
 };
 use dnsflow_common::{
-    key::{CLASSES_MAX, Class, ClassKey},
+    key::{Class, ClassKey},
     question::{BASE_MAX, NameHash},
     walk::Version,
 };
-use dnsflow_core::{Timestamp, values::class::NameClass};
+use dnsflow_core::values::class::NameClass;
 
 use super::{CaptureError, absent, program::take_map};
 
 type Key = [u8; size_of::<ClassKey>()];
 type Value = [u8; size_of::<Class>()];
-
-/// For so long after the last key has led there, an element is not written again: longer than any program runs.
-const RESTS: Duration = Duration::from_secs(10);
 
 /// The maps `CLASS_PLACES` and `CLASSES`.
 pub struct Classes {
@@ -31,10 +27,6 @@ pub struct Classes {
     classes: Array<MapData, Value>,
     /// Where each class is that has a key.
     known: BTreeMap<ClassKey, u32>,
-    /// The elements that no key leads to any more, and since when, the oldest first.
-    resting: VecDeque<(Timestamp, u32)>,
-    /// The first element that was never used.
-    next: u32,
 }
 
 impl fmt::Debug for Classes {
@@ -59,23 +51,21 @@ impl Classes {
             places: take_map(ebpf, "CLASS_PLACES")?,
             classes: take_map(ebpf, "CLASSES")?,
             known: BTreeMap::new(),
-            resting: VecDeque::new(),
-            next: 0,
         })
     }
 
     /// Lets the addresses of a class be opened: packets to them get this mark. `base` is the name that its key has the
-    /// hash of.
+    /// hash of. No program reads this element of the array.
     ///
     /// # Errors
     ///
-    /// If there is no room, or the kernel refuses. Then the agent opens the addresses, as before.
+    /// If the kernel refuses. Then the agent opens the addresses, as before.
     pub fn set(
         &mut self,
+        element: u32,
         key: ClassKey,
         base: &[u8],
         mark: u32,
-        now: Timestamp,
     ) -> Result<(), MapError> {
         let mut class = Class {
             key,
@@ -87,19 +77,11 @@ impl Classes {
             return Ok(());
         };
         bytes.copy_from_slice(base);
-        let place = self.place(now).ok_or(MapError::OutOfBounds {
-            index: self.next,
-            max_entries: CLASSES_MAX,
-        })?;
         let value: Value = zerocopy::transmute!(class);
-        let set = self.classes.set(place, value, 0);
-        let set = set.and_then(|()| self.places.insert(bytes_of(key), place, 0));
-        let unused = match set {
-            Ok(()) => self.known.insert(key, place),
-            Err(_) => Some(place),
-        };
-        self.resting.extend(unused.map(|place| (now, place)));
-        set
+        self.classes.set(element, value, 0)?;
+        self.places.insert(bytes_of(key), element, 0)?;
+        self.known.insert(key, element);
+        Ok(())
     }
 
     /// Lets the addresses of a class be opened no longer.
@@ -107,32 +89,29 @@ impl Classes {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn remove(&mut self, key: ClassKey, now: Timestamp) -> Result<(), MapError> {
+    pub fn remove(&mut self, key: ClassKey) -> Result<(), MapError> {
         absent(self.places.remove(&bytes_of(key)))?;
-        let unused = self.known.remove(&key);
-        self.resting.extend(unused.map(|place| (now, place)));
+        self.known.remove(&key);
         Ok(())
     }
 
-    /// Lets the addresses of all classes be opened no longer. Returns what the kernel has refused.
-    pub fn clear(&mut self, now: Timestamp) -> Vec<MapError> {
-        let known: Vec<_> = self.known.keys().copied().collect();
-        let removed = known.into_iter().map(|key| self.remove(key, now));
-        removed.filter_map(Result::err).collect()
-    }
-
-    /// An element that no program reads.
-    fn place(&mut self, now: Timestamp) -> Option<u32> {
-        let rested = self
-            .resting
-            .front()
-            .filter(|(since, _)| *since + RESTS <= now);
-        if rested.is_some() {
-            return self.resting.pop_front().map(|(_, place)| place);
+    /// Lets the addresses of all classes be opened no longer. Returns the elements that have none any more, and what the
+    /// kernel has refused.
+    pub fn clear(&mut self) -> (BTreeSet<u32>, Vec<MapError>) {
+        let before: Vec<_> = self
+            .known
+            .iter()
+            .map(|(key, element)| (*key, *element))
+            .collect();
+        let mut refused = Vec::new();
+        let mut gone = BTreeSet::new();
+        for (key, element) in before {
+            match self.remove(key) {
+                Ok(()) => drop(gone.insert(element)),
+                Err(error) => refused.push(error),
+            }
         }
-        let next = (self.next < CLASSES_MAX).then_some(self.next)?;
-        self.next += 1;
-        Some(next)
+        (gone, refused)
     }
 }
 

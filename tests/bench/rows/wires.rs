@@ -115,7 +115,7 @@ impl Attached {
         capture.names.set_name_set(self.ifindex, Some(name_set));
         let hash = NameHash::of(base.wire());
         let class = ClassKey::new(self.ifindex, hash, Depth::Child, Version::V4);
-        capture.classes.set(class, base.wire(), MARK, now())?;
+        capture.classes.set(0, class, base.wire(), MARK)?;
         let entries = &mut capture.entries;
         entries.share(self.ifindex, true)?;
         let mut reading = Reading::default();

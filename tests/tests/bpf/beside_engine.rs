@@ -231,7 +231,7 @@ impl Beside {
             let removed = capture.entries.remove(found.ifindex, found.address);
             removed.expect("it can be removed");
         }
-        assert!(capture.classes.clear(now()).is_empty());
+        assert!(capture.classes.clear().1.is_empty());
         capture.names.set_name_set(IFINDEX, None);
         self.program.share_room();
         let capture = &mut self.program.capture;
@@ -286,11 +286,11 @@ impl Beside {
                         let (ClassChange::Set { ifindex, class, .. }
                         | ClassChange::Remove { ifindex, class }) = &change;
                         let key = class_key(place(*ifindex), class);
-                        let changed = match change {
-                            ClassChange::Set { mark, .. } => {
-                                capture.classes.set(key, class.base.wire(), mark, now())
+                        let changed = match &change {
+                            ClassChange::Set { mark, element, .. } => {
+                                capture.classes.set(*element, key, class.base.wire(), *mark)
                             }
-                            ClassChange::Remove { .. } => capture.classes.remove(key, now()),
+                            ClassChange::Remove { .. } => capture.classes.remove(key),
                         };
                         changed.expect("there is room");
                     }

@@ -49,6 +49,8 @@ struct Loaded {
     /// The interface that programs under test are run on: this namespace's loopback interface, unless
     /// another is set.
     at: u32,
+    /// The element of the next class.
+    element: u32,
 }
 
 /// A captured frame, taken out of the ring buffer.
@@ -118,6 +120,7 @@ fn load_kept(options: &Options, pins: Option<&Path>) -> Option<Loaded> {
         capture,
         runtime,
         at: 1,
+        element: 0,
     };
     loaded.trust_at(1);
     Some(loaded)

@@ -17,7 +17,7 @@ use dnsflow_agent::{
 };
 use dnsflow_common::{
     Reason,
-    key::{ClassKey, ENTRIES_MAX, EntryKey},
+    key::{CLASSES_MAX, ClassKey, ENTRIES_MAX, EntryKey},
     opening::Message,
     question::{Depth, NameHash},
     walk::Version,
@@ -131,8 +131,12 @@ impl Loaded {
         self.share_room();
         let base: DomainName = base.parse().expect("a name");
         let key = ClassKey::new(self.at, NameHash::of(base.wire()), depth, version);
-        let set = self.capture.classes.set(key, base.wire(), MARK, now());
+        let set = self
+            .capture
+            .classes
+            .set(self.element, key, base.wire(), MARK);
         set.expect("the kernel has the maps");
+        self.element += 1;
     }
 
     /// Lets the program open addresses as far as there is room for them.
@@ -308,7 +312,7 @@ fn what_is_no_name_of_a_class_is_left_to_the_agent() {
         let hash = NameHash::of(&wire(name)[..wire(name).len() - 1]);
         ClassKey::new(IFINDEX, hash, Depth::Child, Version::V4)
     };
-    let removed = program.capture.classes.remove(key("example.com"), now());
+    let removed = program.capture.classes.remove(key("example.com"));
     removed.expect("the kernel has the map");
     program.leaves("a class that is gone", &addresses(NAME, [4]));
     let six = answer(&wire(NAME), AAAA, &[at(v6(4))]);
@@ -741,6 +745,41 @@ fn a_pod_leaves_no_more_entries_than_it_may_have() {
     assert_eq!(program.open().len(), most, "{reasons:?}");
     assert!(reasons[&Reason::OpenedUntold] > reasons[&Reason::Opened]);
     assert_eq!(reasons[&Reason::RingFull], 32);
+}
+
+/// The kernel has room for all elements that the core gives out, and for no other.
+#[test]
+fn each_element_can_be_that_of_a_class() {
+    let Some(mut program) = load(&marking()) else {
+        return;
+    };
+    program.filter(IFINDEX, &["example.com"]);
+    program.beat_for_long();
+    program.share_room();
+    let classes = &mut program.capture.classes;
+    let base: DomainName = "example.com".parse().expect("a name");
+    let key = |ifindex| {
+        let hash = NameHash::of(base.wire());
+        ClassKey::new(ifindex, hash, Depth::Child, Version::V4)
+    };
+    let mut set = |element, ifindex| classes.set(element, key(ifindex), base.wire(), MARK);
+    for element in 0..CLASSES_MAX - 1 {
+        set(element, IFINDEX + 1 + element).expect("there is room");
+    }
+    let last = CLASSES_MAX - 1;
+    set(last, IFINDEX).expect("there is room");
+    let further = IFINDEX + CLASSES_MAX;
+    set(CLASSES_MAX, further).expect_err("there is no such element");
+    set(0, further).expect_err("there is no room for another key");
+    program.opens(&addresses(NAME, [1]), &[v4(1).into()]);
+    let classes = &mut program.capture.classes;
+    classes.remove(key(IFINDEX)).expect("it is there");
+    let set = classes.set(last, key(further), base.wire(), MARK);
+    set.expect("there is room again");
+    program.leaves("a class that is gone", &addresses(NAME, [2]));
+    let (gone, refused) = program.capture.classes.clear();
+    assert_eq!(gone, (0..CLASSES_MAX).collect());
+    assert!(refused.is_empty());
 }
 
 /// What the kernel opens is what the same code reads here, whatever a message says.

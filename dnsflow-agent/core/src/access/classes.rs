@@ -12,21 +12,18 @@ use std::{
 
 use crate::{
     Command, Timestamp,
+    access::elements::{Element, Elements},
     installed::{GroupId, Groups},
     io::{input::ClassChange, output::Output},
-    values::{
-        class::NameClass,
-        ids::PortId,
-        limits::{CLASSES_PER_NODE_MAX, CLASSES_PER_PORT_MAX},
-    },
+    values::{class::NameClass, ids::PortId},
 };
 
 /// The classes that the kernel knows, and what it is still to be told.
 #[derive(Debug, Default)]
 pub(crate) struct Classes {
     of_ports: BTreeMap<PortId, OfPort>,
-    /// How many there are.
-    count: usize,
+    /// Where the kernel has them.
+    elements: Elements,
     changes: Vec<ClassChange>,
     /// How often the commands were taken.
     turn: u64,
@@ -63,6 +60,7 @@ struct OfPort {
 #[derive(Clone, Copy, Debug)]
 struct ToldGroup {
     group: GroupId,
+    element: Element,
     /// The turn in which the agent has decided to tell the kernel.
     turn: u64,
     /// When the kernel had been told. A mark that it has set before may be by former rules.
@@ -70,32 +68,35 @@ struct ToldGroup {
 }
 
 impl Classes {
-    /// The kernel may open further addresses of this class of a port: they have this group, which is in force.
+    /// The kernel may open further addresses of this class of a port: they have this group, which is in force. Without an
+    /// element, the agent goes on to open them, and each answer asks again.
     pub(crate) fn open(
         &mut self,
         (port, class): (PortId, NameClass),
         id: GroupId,
         groups: &Groups,
+        now: Timestamp,
     ) {
         let (Some(ifindex), Some(mark)) = (groups.interface(port), groups.mark(id)) else {
             return;
         };
-        let is_full = self.count >= CLASSES_PER_NODE_MAX;
+        let of_port = self.of_ports.get(&port);
+        match of_port.and_then(|of_port| of_port.groups.get(&class)) {
+            Some(told) if told.group == id => return,
+            Some(_) => self.take_away(port, port, |groups| groups.remove_entry(&class)),
+            None => {}
+        }
+        let Some(element) = self.element(port, now) else {
+            return;
+        };
         let of_port = self.of_ports.entry(port).or_insert_with(|| OfPort {
             ifindex,
             groups: BTreeMap::new(),
             marked_beside: BTreeMap::new(),
         });
-        let is_known = of_port.groups.contains_key(&class);
-        let told = of_port.groups.get(&class);
-        if told.is_some_and(|told| told.group == id)
-            || !is_known && (is_full || of_port.groups.len() >= CLASSES_PER_PORT_MAX)
-        {
-            return;
-        }
-        self.count += usize::from(!is_known);
         let told = ToldGroup {
             group: id,
+            element,
             turn: self.turn,
             at: None,
         };
@@ -105,7 +106,43 @@ impl Classes {
             ifindex,
             class,
             mark: mark.value(),
+            element,
         });
+    }
+
+    /// An element for a further class of a port. If few are free, the port that has most gives one back for it.
+    fn element(&mut self, port: PortId, now: Timestamp) -> Option<Element> {
+        self.elements.end_rests(now);
+        if !self.elements.has_room(port) {
+            return None;
+        }
+        if self.elements.are_few() {
+            let most = self.elements.most_beside(port)?;
+            self.take_away(most, port, BTreeMap::pop_last);
+        }
+        self.elements.take(port)
+    }
+
+    /// Takes one of its classes from a port, for this one.
+    fn take_away(
+        &mut self,
+        port: PortId,
+        lost_for: PortId,
+        which: impl FnOnce(&mut BTreeMap<NameClass, ToldGroup>) -> Option<(NameClass, ToldGroup)>,
+    ) {
+        let Some(of_port) = self.of_ports.get_mut(&port) else {
+            return;
+        };
+        let ifindex = of_port.ifindex;
+        if let Some((class, told)) = which(&mut of_port.groups) {
+            self.elements.lose(port, told.element, lost_for);
+            self.changes.push(ClassChange::Remove { ifindex, class });
+        }
+    }
+
+    /// The kernel does not have the classes of these elements. The next answer of each tries again.
+    pub(crate) fn refused(&mut self, elements: &BTreeSet<Element>) {
+        self.retain(|told| !elements.contains(&told.element));
     }
 
     /// Whether the kernel could open addresses of this class by the rules of today when it captured a frame.
@@ -120,6 +157,7 @@ impl Classes {
     /// classes.
     pub(crate) fn commands_taken(&mut self, now: Timestamp) {
         self.turn += 1;
+        self.elements.commands_taken(now);
         let decided = std::mem::take(&mut self.decided);
         for (port, class) in std::mem::replace(&mut self.under_way, decided) {
             let of_port = self.of_ports.get_mut(&port);
@@ -211,10 +249,10 @@ impl Classes {
             groups,
             marked_beside,
         } = of_port;
-        self.count -= groups.len();
-        let gone = groups.into_keys();
-        let gone = gone.map(|class| ClassChange::Remove { ifindex, class });
-        self.changes.extend(gone);
+        for (class, told) in groups {
+            self.elements.lose(port, told.element, port);
+            self.changes.push(ClassChange::Remove { ifindex, class });
+        }
         marked_beside.into_keys().collect()
     }
 
@@ -225,22 +263,17 @@ impl Classes {
             return;
         }
         self.end_earlier();
-        for OfPort {
-            ifindex, groups, ..
-        } in self.of_ports.values_mut()
-        {
-            let before = groups.len();
-            groups.retain(|class, told| {
-                let stays = !gone.contains(&told.group);
-                if !stays {
-                    self.changes.push(ClassChange::Remove {
-                        ifindex: *ifindex,
-                        class: class.clone(),
-                    });
-                }
-                stays
-            });
-            self.count -= before - groups.len();
+        self.retain(|told| !gone.contains(&told.group));
+    }
+
+    /// Takes all other classes away.
+    fn retain(&mut self, stays: impl Fn(&ToldGroup) -> bool) {
+        for (port, of_port) in &mut self.of_ports {
+            let ifindex = of_port.ifindex;
+            for (class, told) in of_port.groups.extract_if(.., |_, told| !stays(told)) {
+                self.elements.lose(*port, told.element, *port);
+                self.changes.push(ClassChange::Remove { ifindex, class });
+            }
         }
     }
 
@@ -254,3 +287,6 @@ impl Classes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

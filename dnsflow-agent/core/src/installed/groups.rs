@@ -23,7 +23,10 @@ use crate::{
     values::{
         flow::{Cookie, FlowKey, Masked, Target},
         ids::PortId,
-        limits::{GROUP_RESTS, GROUP_STAYS, GROUPS_PER_PORT_MAX, MARKS_REFUSED, SWEPT_MAX},
+        limits::{
+            GROUP_RESTS, GROUP_STAYS, GROUPS_PER_PORT_AT_LAST, GROUPS_PER_PORT_MAX, MARKS_REFUSED,
+            SWEPT_MAX,
+        },
     },
 };
 
@@ -187,10 +190,29 @@ impl Groups {
     /// numbers are free again for a further one.
     pub(crate) fn version(&self, port: PortId) -> GroupsVersion {
         let of_port = self.of_ports.get(&port);
-        let is_full = of_port.is_some_and(|of_port| of_port.groups >= GROUPS_PER_PORT_MAX);
         let of_port = of_port.map_or(0, |of_port| of_port.changed);
-        let of_numbers = if is_full { 0 } else { self.numbers_changed };
+        let of_numbers = match self.has_room(port) {
+            true => self.numbers_changed,
+            false => 0,
+        };
         GroupsVersion(NonZeroU64::MIN.saturating_add(of_port.max(of_numbers)))
+    }
+
+    /// Whether a port may have a further group. A port with many leaves the last quarter of the numbers to others.
+    fn has_room(&self, port: PortId) -> bool {
+        let taken = self.groups.len() + self.resting.len() + self.former.len();
+        let are_few = 4 * taken >= 3 * self.numbers() as usize;
+        let most = match are_few {
+            true => GROUPS_PER_PORT_AT_LAST,
+            false => GROUPS_PER_PORT_MAX,
+        };
+        let of_port = self.of_ports.get(&port);
+        of_port.is_none_or(|of_port| of_port.groups < most)
+    }
+
+    /// How many numbers there are.
+    fn numbers(&self) -> u32 {
+        self.mask.map_or(0, |mask| mask >> mask.trailing_zeros())
     }
 
     /// The number of a change.
@@ -259,11 +281,11 @@ impl Groups {
 
     fn make(&mut self, port: PortId, plan: &Plan, batch: &mut Batch) -> Option<GroupId> {
         let now = batch.now();
-        let of_port = self.of_ports.get(&port);
-        if of_port.is_some_and(|of_port| of_port.groups >= GROUPS_PER_PORT_MAX) {
+        self.end_rests(now);
+        if !self.has_room(port) {
             return None;
         }
-        let id = self.number(plan, now)?;
+        let id = self.number(plan)?;
         let target = self.target(id)?;
         let mut flows = Flows::default();
         flows.enforce(target, plan.clone(), None, batch);
@@ -286,13 +308,11 @@ impl Groups {
     }
 
     /// A number for a plan: mostly the one that the same plan had in the last run.
-    fn number(&mut self, plan: &Plan, now: Timestamp) -> Option<GroupId> {
-        self.end_rests(now);
-        let mask = self.mask?;
-        let max = mask >> mask.trailing_zeros();
+    fn number(&self, plan: &Plan) -> Option<GroupId> {
+        let max = self.numbers();
         let mut hasher = DefaultHasher::new();
         plan.hash(&mut hasher);
-        let first = (hasher.finish() % u64::from(max)) as u32;
+        let first = hasher.finish().checked_rem(max.into())? as u32;
         let ids = (0..max).map(|at| GroupId((first + at) % max + 1));
         let is_free = |id: &GroupId| {
             let is_marked = self.resting.contains_key(id) || self.former.contains(id);

@@ -127,6 +127,8 @@ pub enum ClassChange {
         class: NameClass,
         /// The bits of the mark of packets to them, within the mask.
         mark: u32,
+        /// The element of the kernel's array that it gets. No program reads it.
+        element: u32,
     },
     /// Open them no longer.
     Remove {
@@ -287,6 +289,8 @@ pub enum Input {
     },
     /// The kernel has refused marks ([`Command::Mark`]); it may have no room.
     MarksRefused(Vec<MarkRefused>),
+    /// The kernel has refused the classes of these elements ([`Command::ChangeClasses`]), or has lost them.
+    ClassesRefused(BTreeSet<u32>),
     /// The switch has replied to [`Command::Ask`], or counted for a [`Command::Apply`].
     Reply(FlowReply),
     /// A counted flow was removed, and its counter with it.
@@ -550,7 +554,8 @@ pub enum Command {
     /// Change marks, at once and in this order: later commands of the list rely on it. Answer with
     /// [`Input::MarksRefused`] if the kernel does not set some of them.
     Mark(Vec<MarkChange>),
-    /// Change the classes of names whose addresses the kernel opens, at once and in this order.
+    /// Change the classes of names whose addresses the kernel opens, at once and in this order. Answer with
+    /// [`Input::ClassesRefused`] if the kernel does not take some of them.
     ChangeClasses(Vec<ClassChange>),
     /// Leave answers with an address in one of these networks to the agent from now on (`true`), or no longer.
     LeaveNetworks(BTreeMap<IpNet, bool>),

@@ -7,7 +7,10 @@ use std::{
 
 use ipnet::IpNet;
 
-use dnsflow_common::walk::{self, Packet, Ports};
+use dnsflow_common::{
+    key::CLASSES_MAX,
+    walk::{self, Packet, Ports},
+};
 
 use super::{Node, frame, ifindex_of, sentinel_of};
 use crate::{
@@ -25,7 +28,7 @@ use crate::{
         class::NameClass,
         connection::Path,
         flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
-        limits::{CacheLimits, MARK_SLACK},
+        limits::{CLASS_RESTS, CacheLimits, MARK_SLACK},
         name::DomainName,
     },
 };
@@ -51,8 +54,41 @@ pub struct Kernel {
     pub opens_nothing: bool,
     /// The classes, and the marks of packets to their addresses.
     pub classes: BTreeMap<(u32, NameClass), u32>,
+    /// Whether classes are refused.
+    pub refuses_classes: bool,
+    /// The elements that classes have or had.
+    elements: ClassElements,
     /// The networks whose addresses it leaves to the agent.
     pub networks: BTreeSet<IpNet>,
+}
+
+/// The elements of the kernel's array of classes.
+#[derive(Debug, Default)]
+pub(crate) struct ClassElements {
+    of: BTreeMap<(u32, NameClass), u32>,
+    /// Since when no class has an element any more; `None` if one has.
+    since: BTreeMap<u32, Option<Timestamp>>,
+}
+
+impl ClassElements {
+    /// A class gets an element, which no program reads.
+    #[track_caller]
+    pub(crate) fn set(&mut self, element: u32, class: (u32, NameClass), now: Timestamp) {
+        assert!(element < CLASSES_MAX);
+        if let Some(before) = self.since.insert(element, None) {
+            let has_rested = before.is_some_and(|since| since + CLASS_RESTS <= now);
+            assert!(has_rested, "a program may read it: {element}, {before:?}");
+        }
+        let former = self.of.insert(class, element);
+        assert!(former.is_none(), "the class has another one");
+    }
+
+    /// A class is gone.
+    pub(crate) fn remove(&mut self, class: &(u32, NameClass), now: Timestamp) {
+        let element = self.of.remove(class);
+        self.since
+            .extend(element.map(|element| (element, Some(now))));
+    }
 }
 
 impl Kernel {
@@ -227,20 +263,35 @@ impl Node {
                 (!refused.is_empty()).then_some(Input::MarksRefused(refused))
             }
             Command::ChangeClasses(changes) => {
+                let mut refused = BTreeSet::new();
                 for change in changes {
-                    let classes = &mut self.kernel.classes;
+                    let Kernel {
+                        classes,
+                        elements,
+                        refuses_classes,
+                        ..
+                    } = &mut self.kernel;
                     match change {
+                        ClassChange::Set { element, .. } if *refuses_classes => {
+                            refused.insert(element);
+                        }
                         ClassChange::Set {
                             ifindex,
                             class,
                             mark,
-                        } => drop(classes.insert((ifindex, class), mark)),
+                            element,
+                        } => {
+                            elements.set(element, (ifindex, class.clone()), self.now);
+                            classes.insert((ifindex, class), mark);
+                        }
                         ClassChange::Remove { ifindex, class } => {
-                            classes.remove(&(ifindex, class));
+                            let class = (ifindex, class);
+                            elements.remove(&class, self.now);
+                            classes.remove(&class);
                         }
                     }
                 }
-                None
+                (!refused.is_empty()).then_some(Input::ClassesRefused(refused))
             }
             Command::LeaveNetworks(changes) => {
                 for (network, is_left) in changes {

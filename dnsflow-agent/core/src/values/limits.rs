@@ -398,10 +398,13 @@ pub const DENIAL_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
 /// Groups of one port, an eighth of the numbers that there are by default. A pod needs one for each set of rules that
 /// an address of its has. Beyond, addresses get flows of their own, and other pods have their numbers.
 pub(crate) const GROUPS_PER_PORT_MAX: usize = 256;
-/// Classes of names of one port whose addresses the kernel opens. Beyond, the agent opens them.
+/// The same in the last quarter of the numbers: by default, it has enough for 127 ports.
+pub(crate) const GROUPS_PER_PORT_AT_LAST: usize = 4;
+/// Classes of names of one port whose addresses the kernel opens, with the elements that rest. Beyond, the agent opens
+/// them.
 pub(crate) const CLASSES_PER_PORT_MAX: usize = 256;
-/// The same of all ports: half of the room in the kernel, because elements rest before they are used again.
-pub(crate) const CLASSES_PER_NODE_MAX: usize = dnsflow_common::key::CLASSES_MAX as usize / 2;
+/// How long the element of a class is not another one's after its end: longer than any program runs.
+pub(crate) const CLASS_RESTS: Duration = Duration::from_secs(10);
 /// How long the flows of a group stay that no address has: pods ask for the same names again.
 pub(crate) const GROUP_STAYS: Duration = Duration::from_secs(60);
 /// How long the number of a group is not given to another one after its end, or after the last comparison that has found

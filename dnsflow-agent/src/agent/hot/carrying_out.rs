@@ -109,8 +109,8 @@ impl Hot {
             Command::ReplayAnswers => kernel.frames.replay(engine),
             Command::ConfirmFilter => engine.handle(Input::FilterConfirmed, now()),
             Command::Mark(changes) => kernel.marks.change(changes, engine),
-            Command::ChangeClasses(changes) => kernel.opening.change(changes),
-            Command::LeaveNetworks(networks) => kernel.opening.leave(&networks),
+            Command::ChangeClasses(changes) => kernel.opening.change(changes, engine),
+            Command::LeaveNetworks(networks) => kernel.opening.leave(&networks, engine),
             Command::EndEarlierOpening => kernel.frames.end_earlier_opening(),
             Command::ReadMarks => kernel.marks.begin_reading(),
             Command::Release(frame) => {

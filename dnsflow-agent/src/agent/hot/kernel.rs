@@ -2,7 +2,7 @@
 //! veths.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     time::Duration,
 };
@@ -335,43 +335,64 @@ struct Part {
 pub(crate) struct Opening {
     classes: Classes,
     networks: Networks,
+    /// Whether a refused class was logged since the counters were.
+    is_refusal_logged: bool,
 }
 
 impl Opening {
     /// Nothing yet.
     pub(crate) fn of(classes: Classes, networks: Networks) -> Self {
-        Self { classes, networks }
+        Self {
+            classes,
+            networks,
+            is_refusal_logged: false,
+        }
     }
 
     /// Changes the classes of names whose addresses the programs open.
-    pub(super) fn change(&mut self, changes: Vec<ClassChange>) {
+    pub(super) fn change(&mut self, changes: Vec<ClassChange>, engine: &mut Engine) {
+        let mut refused = BTreeSet::new();
         for change in changes {
-            let (ifindex, class, mark) = match change {
+            match change {
+                // That the networks are missing was said.
+                ClassChange::Set { element, .. } if !self.networks.has_all() => {
+                    refused.insert(element);
+                }
                 ClassChange::Set {
                     ifindex,
                     class,
                     mark,
-                } => (
-                    ifindex,
-                    class,
-                    Some(mark).filter(|_| self.networks.has_all()),
-                ),
-                ClassChange::Remove { ifindex, class } => (ifindex, class, None),
-            };
-            let key = class_key(ifindex, &class);
-            let changed = match mark {
-                Some(mark) => self.classes.set(key, class.base.wire(), mark, now()),
-                None => self.classes.remove(key, now()),
-            };
-            if let Err(error) = changed {
-                warn!(ifindex, base = %class.base, %error, "the kernel refused a class of names to open");
+                    element,
+                } => {
+                    let key = class_key(ifindex, &class);
+                    let set = self.classes.set(element, key, class.base.wire(), mark);
+                    if let Err(error) = set {
+                        refused.insert(element);
+                        if !std::mem::replace(&mut self.is_refusal_logged, true) {
+                            warn!(
+                                ifindex, base = %class.base, %error,
+                                "the kernel refused a class of names: the agent opens their addresses; further \
+                                 refusals of the same minute are not logged"
+                            );
+                        }
+                    }
+                }
+                ClassChange::Remove { ifindex, class } => {
+                    let removed = self.classes.remove(class_key(ifindex, &class));
+                    if let Err(error) = removed {
+                        warn!(ifindex, base = %class.base, %error, "cannot stop the kernel from opening addresses");
+                    }
+                }
             }
+        }
+        if !refused.is_empty() {
+            engine.handle(Input::ClassesRefused(refused), now());
         }
     }
 
     /// Has the programs leave these networks to the agent, or no longer. If they do not know all networks, they open
     /// nothing.
-    pub(super) fn leave(&mut self, changes: &BTreeMap<IpNet, bool>) {
+    pub(super) fn leave(&mut self, changes: &BTreeMap<IpNet, bool>, engine: &mut Engine) {
         let had_all = self.networks.has_all();
         let changed = self.networks.change(changes);
         let Err(error) = changed else { return };
@@ -380,9 +401,16 @@ impl Opening {
             return;
         }
         warn!(%error, "the kernel refused the list of networks: it opens no addresses");
-        for error in self.classes.clear(now()) {
+        let (gone, refused) = self.classes.clear();
+        for error in refused {
             warn!(%error, "cannot stop the kernel from opening addresses");
         }
+        engine.handle(Input::ClassesRefused(gone), now());
+    }
+
+    /// From now on, a refusal is news again.
+    pub(super) fn forget_refusal(&mut self) {
+        self.is_refusal_logged = false;
     }
 }
 

@@ -801,6 +801,44 @@ fn one_pod_cannot_take_all_groups() {
     assert_eq!(node.marks.len(), marked + 1);
 }
 
+/// There are 31 numbers, and each name has a group.
+#[test]
+fn pods_with_many_groups_leave_numbers_to_others() {
+    let names: Vec<_> = (0..19).map(|number| format!("n{number}.test")).collect();
+    let mut rules: Vec<_> = names.iter().map(|name| allow(name)).collect();
+    rules.push(deny_all());
+    let mut node = Node::bare();
+    node.engine = Engine::new(Config {
+        mark_mask: NonZeroU32::new(0xf800_0000),
+        ..Config::default()
+    });
+    let mut node = node.start(&rules);
+    // Returns how many addresses are open by marks. The others are open by flows.
+    let ask = |node: &mut Node, pod: &str, host: u8, count: u8| {
+        for (name, last) in names.iter().zip(1..=count) {
+            node.answer(pod, name, &[[203, 0, 113, last]], 3600);
+        }
+        let ifindex = ifindex_of(node.pods[&format!("ns1_{pod}")]);
+        let marked = node.marks.keys().filter(|(at, _)| *at == ifindex).count();
+        let ends = node.switch.keys().map(|key| key.matches.ends);
+        let of_pod = ends.filter(|ends| ends.src() == IpAddr::from([10, 244, 0, host]));
+        let open: BTreeSet<_> = of_pod.filter_map(Ends::dst).collect();
+        assert_eq!(marked + open.len(), usize::from(count), "{pod}");
+        marked
+    };
+    assert_eq!(ask(&mut node, "p1", 5, 19), 19);
+    // Three quarters of the numbers, and four of the last one for each pod that has fewer.
+    for (pod, host, count, marked) in [("p2", 6, 19, 5), ("p3", 7, 19, 4), ("p4", 8, 2, 2)] {
+        node.add_pod(pod, host);
+        assert_eq!(ask(&mut node, pod, host, count), marked);
+    }
+    // The numbers of the first come to be free.
+    node.remove_interface("p1");
+    node.pass(GROUP_STAYS + GROUP_RESTS + 4 * COMPARE_INTERVAL);
+    node.add_pod("p5", 9);
+    assert_eq!(ask(&mut node, "p5", 9, 19), 13);
+}
+
 /// Rules for three names, and the same rules one place further down.
 fn edit() -> [Vec<Rule>; 2] {
     let former = || ["example.com", "a.test", "b.test"].map(allow);

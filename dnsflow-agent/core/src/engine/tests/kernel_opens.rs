@@ -132,6 +132,32 @@ fn without_its_flows_a_class_is_not_opened() {
 }
 
 #[test]
+fn a_class_that_the_kernel_has_refused_or_lost_comes_with_a_later_answer() {
+    let mut node = node();
+    node.kernel.refuses_classes = true;
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node.answer("p1", "api.example.com", &[OTHER], 600);
+    assert_eq!(node.kernel.classes, Default::default());
+    node.kernel.refuses_classes = false;
+    node.answer("p1", "cdn.example.com", &[FRESH], 600);
+    assert_eq!(node.kernel.classes.len(), 1);
+    assert!(is_marked(&node, FRESH), "the agent opens it meanwhile");
+    let sets = node.log.iter().filter_map(|command| match command {
+        Command::ChangeClasses(changes) => changes.iter().find_map(|change| match change {
+            ClassChange::Set { element, .. } => Some(*element),
+            ClassChange::Remove { .. } => None,
+        }),
+        _ => None,
+    });
+    let lost = sets.last().expect("the class");
+    node.give(Input::ClassesRefused([lost].into()));
+    assert_eq!(node.kernel.classes, Default::default());
+    node.answer("p1", "img.example.com", &[[203, 0, 113, 78]], 600);
+    assert_eq!(node.engine.counters().addresses_opened_by_kernel, 0);
+    assert_eq!(node.kernel.classes.len(), 1);
+}
+
+#[test]
 fn what_meets_a_limit_is_closed() {
     let mut node = opening();
     let addresses = node.engine.told.cache.limits().addresses_per_name_max;
