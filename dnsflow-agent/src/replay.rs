@@ -99,7 +99,7 @@ pub enum Line {
 /// `dnsflow replay`. The answer is not whole where the capture is broken off or holds packets that cannot be
 /// read.
 pub fn run(options: &ReplayOptions, output: &mut impl Write) -> Result<Exit, ReplayError> {
-    let files = Files::read(&manifests(options)?).map_err(ReplayError::Manifests)?;
+    let files = Files::read_with_pods(&manifests(options)?).map_err(ReplayError::Manifests)?;
     for reason in &files.reasons {
         eprintln!("{reason}");
     }

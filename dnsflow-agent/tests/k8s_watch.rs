@@ -157,6 +157,52 @@ async fn a_list_is_told_once_and_whole_then_each_change() {
 }
 
 #[tokio::test]
+async fn what_ovn_kubernetes_could_not_apply_is_told() {
+    let (mut server, mut watch) = start().await;
+    let one = firewall("ns1", "5", "one.example");
+    server.list().await.items("10", &[one.clone()]).await;
+    assert_eq!(watch.update().await, "reset ns1(one.example)");
+    let mut events = server.watch("10").await.events().await;
+    let mut refused = one;
+    let messages = json!([
+        "n1: EgressFirewall Rules applied",
+        "n2: EgressFirewall Rules not correctly applied: why"
+    ]);
+    refused["status"] = json!({"messages": messages});
+    refused["metadata"]["resourceVersion"] = json!("11");
+    events.send("MODIFIED", refused).await;
+    let input = timeout(PATIENCE, watch.updates.recv()).await;
+    let Some(Input::Firewalls(update)) = input.expect("an update in time") else {
+        panic!("no update of firewalls");
+    };
+    let [(_, Some(firewall))] = &update.firewalls[..] else {
+        panic!("{update:?}");
+    };
+    assert_eq!(firewall.refusal.as_deref(), Some("why"));
+}
+
+#[tokio::test]
+async fn objects_of_a_list_are_read_as_they_come() {
+    let (mut server, mut watch) = start().await;
+    let mut strange = firewall("ns1", "5", "one.example");
+    strange["metadata"]["annotations"] = json!({"a": "[],{}\"\\,é"});
+    let mut large = firewall("ns2", "6", "two.example");
+    large["metadata"]["managedFields"] =
+        json!(vec![json!({"fieldsV1": {"f:a": [[], {}]}}); 20_000]);
+    let items = [strange, large, firewall("ns3", "7", "three.example")];
+    let half = server.list().await.half(list("10", &items)).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    watch.no_update();
+    half.rest().await;
+    assert_eq!(
+        watch.update().await,
+        "reset ns1(one.example) ns2(two.example) ns3(three.example)"
+    );
+    server.watch("10").await;
+    assert_eq!(watch.log.take(), "");
+}
+
+#[tokio::test]
 async fn a_list_that_breaks_off_tells_nothing() {
     let (mut server, mut watch) = start().await;
     let mut page = list("", &[firewall("ns1", "5", "one.example")]);

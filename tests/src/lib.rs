@@ -4,6 +4,7 @@
 pub mod account;
 pub mod agent;
 pub mod apiserver;
+pub mod cgroup;
 pub mod conntrack;
 pub mod counts;
 pub mod database;

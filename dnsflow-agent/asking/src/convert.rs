@@ -1,25 +1,33 @@
-//! Converts an EgressFirewall from JSON to the core's [`Firewall`]: Kubernetes types end here.
+//! Converts an EgressFirewall to the core's [`Firewall`] while it is parsed: Kubernetes types end here. What exceeds a
+//! limit, and what dnsflow does not read, is left in the parser.
 //!
 //! One bad rule must not make the other rules unreadable, and no rule may lose its index:
 //! ovn-kubernetes numbers the ACLs by it. A rule that cannot be used becomes
 //! [`Destination::Invalid`] with a reason that names the object, the rule (counted from 0, as in
 //! the ACL's `rule-index`) and the remedy.
 
+mod selector;
+mod stored;
+
 use std::{fmt, net::IpAddr};
 
 use dnsflow_core::values::{
-    firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
+    firewall::{Destination, Firewall, FirewallId, PORTS_PER_RULE_MAX, Rule, RuleAction},
     flow::{Protocol, Transport},
     name::{DnsName, MAX_LABEL_LEN, NameError},
 };
 use ipnet::IpNet;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::Resource as _;
-use serde::Deserialize;
+use serde::de::{DeserializeSeed as _, IgnoredAny, MapAccess, SeqAccess};
 use serde_json::{Map, Value, json};
 
-use super::egress_firewall::{
-    DRY_RUN_ANNOTATION, EgressFirewall, HOLD_ANNOTATION, NAME, SUBDOMAINS_ANNOTATION,
+use self::selector::Shape;
+pub use self::stored::Stored;
+use super::{
+    egress_firewall::{
+        DRY_RUN_ANNOTATION, EgressFirewall, HOLD_ANNOTATION, NAME, SUBDOMAINS_ANNOTATION,
+    },
+    lenient::{Any, Plain, Reader, Seen, key, skip},
 };
 
 /// At most this many rules of one EgressFirewall are read.
@@ -28,9 +36,6 @@ use super::egress_firewall::{
 /// ignores the rules beyond (`EgressFirewallStartPriority` and
 /// `MinimumReservedEgressFirewallPriority` in `go-controller/pkg/types/const.go`).
 pub const MAX_RULES: usize = 10_000 - 2_000 + 1;
-
-/// At most this many `ports` of one rule are read.
-const MAX_PORTS: usize = 1_024;
 
 /// At most this many reasons are reported for one object.
 const MAX_REASONS: usize = 16;
@@ -66,85 +71,305 @@ pub enum Reading {
 /// Reads an EgressFirewall. `apiVersion` and `kind` are the caller's concern: items of a list
 /// have none.
 pub fn firewall(object: &Value) -> Converted {
-    let metadata = &object["metadata"];
-    let namespace = text(&metadata["namespace"]);
-    let name = text(&metadata["name"]);
-    let label = format!("{}/{}", namespace.unwrap_or("?"), name.unwrap_or("?"));
-    let label = shorten(&label, 2 * MAX_QUOTED).escape_debug().to_string();
-    let mut reasons = Vec::new();
-    let reading = read(object, namespace, name, &label, &mut reasons);
-    if reasons.len() > MAX_REASONS {
-        let more = reasons.len() - MAX_REASONS;
-        reasons.truncate(MAX_REASONS);
-        reasons.push(format!("and {more} more reasons"));
+    let object = Any(ObjectReader).deserialize(object);
+    // No reader refuses a value, and what is parsed already has no other errors.
+    object.unwrap_or_default().convert()
+}
+
+/// What is wrong, limited in number.
+#[derive(Debug, Default)]
+pub(crate) struct Reasons {
+    first: Vec<String>,
+    more: usize,
+}
+
+impl Reasons {
+    pub(crate) fn push(&mut self, reason: String) {
+        match self.first.len() < MAX_REASONS {
+            true => self.first.push(reason),
+            false => self.more += 1,
+        }
     }
-    Converted {
-        object: label,
-        reading,
-        reasons,
+
+    pub(crate) fn extend(&mut self, reasons: Self) {
+        reasons
+            .first
+            .into_iter()
+            .for_each(|reason| self.push(reason));
+        self.more += reasons.more;
+    }
+
+    /// The first ones, and the number of the others.
+    pub(crate) fn texts(self) -> Vec<String> {
+        let more = (self.more > 0).then(|| format!("and {} more reasons", self.more));
+        self.first.into_iter().chain(more).collect()
     }
 }
 
-fn read(
-    object: &Value,
-    namespace: Option<&str>,
-    name: Option<&str>,
-    label: &str,
-    reasons: &mut Vec<String>,
-) -> Reading {
-    let Some(namespace) = namespace else {
-        reasons.push("metadata.namespace is missing; write the namespace's name".into());
-        return Reading::Ignored;
-    };
-    if name != Some(NAME) {
-        reasons.push(format!(
-            "metadata.name is not `{NAME}`, the only name that ovn-kubernetes uses; rename it"
-        ));
-        return Reading::Ignored;
+/// An EgressFirewall, as far as dnsflow reads it.
+#[derive(Debug, Default)]
+pub(crate) struct Object {
+    pub(crate) metadata: Metadata,
+    /// `spec.egress`, if it is a list.
+    egress: Option<Egress>,
+    /// ovn-kubernetes' reason in `status.messages`, if it could not apply the resource.
+    refusal: Option<String>,
+}
+
+/// `metadata`.
+#[derive(Debug, Default)]
+pub(crate) struct Metadata {
+    pub(crate) namespace: Seen,
+    pub(crate) name: Seen,
+    pub(crate) uid: Seen,
+    pub(crate) resource_version: Seen,
+    subdomains: Seen,
+    dry_run: Seen,
+    hold: Seen,
+}
+
+/// `spec.egress`.
+#[derive(Debug, Default)]
+struct Egress {
+    rules: Vec<Rule>,
+    /// How many further rules there are.
+    more: usize,
+    reasons: Reasons,
+}
+
+impl Object {
+    /// Reads a field of the object.
+    pub(crate) fn field<'de, A: MapAccess<'de>>(
+        &mut self,
+        key: &str,
+        fields: &mut A,
+    ) -> Result<(), A::Error> {
+        match key {
+            "metadata" => self.metadata = fields.next_value_seed(Any(MetadataReader))?,
+            "spec" => self.egress = fields.next_value_seed(Any(Field("egress", EgressReader)))?,
+            "status" => {
+                self.refusal = fields.next_value_seed(Any(Field("messages", RefusalReader)))?;
+            }
+            _ => skip(fields)?,
+        }
+        Ok(())
     }
-    let id = FirewallId {
-        namespace: namespace.to_owned(),
-        name: NAME.to_owned(),
-    };
-    let Some(entries) = object["spec"]["egress"].as_array() else {
-        reasons.push("spec.egress is not a list; write a list of rules".into());
-        return Reading::Unreadable(id);
-    };
-    if entries.len() > MAX_RULES {
-        reasons.push(format!(
-            "the {} rules from rule {MAX_RULES} on are ignored, as ovn-kubernetes does; remove \
-             some",
-            entries.len() - MAX_RULES
-        ));
+
+    /// What the object says.
+    pub(crate) fn convert(self) -> Converted {
+        let name_of = |part: &Seen| match part.text() {
+            None | Some("") => None,
+            Some(text) => Some(text.to_owned()),
+        };
+        let Metadata {
+            namespace, name, ..
+        } = &self.metadata;
+        let (namespace, name) = (name_of(namespace), name_of(name));
+        let text = |part: &Option<String>| part.as_deref().unwrap_or("?").to_owned();
+        let label = format!("{}/{}", text(&namespace), text(&name));
+        let label = shorten(&label, 2 * MAX_QUOTED).escape_debug().to_string();
+        let mut reasons = Reasons::default();
+        let reading = self.read(namespace, name, &label, &mut reasons);
+        Converted {
+            object: label,
+            reading,
+            reasons: reasons.texts(),
+        }
     }
-    let annotations = &object["metadata"]["annotations"];
-    let subdomains = switch(annotations, SUBDOMAINS_ANNOTATION, reasons);
-    let dry_run = switch(annotations, DRY_RUN_ANNOTATION, reasons);
-    let hold = switch(annotations, HOLD_ANNOTATION, reasons);
-    let rules = entries
-        .iter()
-        .take(MAX_RULES)
-        .enumerate()
-        .map(|(index, entry)| {
-            rule(entry, |reason| {
-                let reason = format!("rule {index}: {reason}");
-                let full = format!("{label}: {reason}");
-                reasons.push(reason);
-                full
-            })
-        })
-        .collect();
-    let refusal = refusal(&object["status"]["messages"]);
-    Reading::Firewall(
-        id,
-        Firewall {
-            rules,
+
+    fn read(
+        self,
+        namespace: Option<String>,
+        name: Option<String>,
+        label: &str,
+        reasons: &mut Reasons,
+    ) -> Reading {
+        let Some(namespace) = namespace else {
+            reasons.push("metadata.namespace is missing; write the namespace's name".into());
+            return Reading::Ignored;
+        };
+        if name.as_deref() != Some(NAME) {
+            reasons.push(format!(
+                "metadata.name is not `{NAME}`, the only name that ovn-kubernetes uses; rename it"
+            ));
+            return Reading::Ignored;
+        }
+        let id = FirewallId {
+            namespace,
+            name: NAME.to_owned(),
+        };
+        let Some(Egress {
+            mut rules,
+            more,
+            reasons: of_rules,
+        }) = self.egress
+        else {
+            reasons.push("spec.egress is not a list; write a list of rules".into());
+            return Reading::Unreadable(id);
+        };
+        if more > 0 {
+            reasons.push(format!(
+                "the {more} rules from rule {MAX_RULES} on are ignored, as ovn-kubernetes does; remove some"
+            ));
+        }
+        let Metadata {
             subdomains,
-            dry_run: dry_run.unwrap_or_default(),
-            hold_off: hold == Some(false),
-            refusal,
-        },
-    )
+            dry_run,
+            hold,
+            ..
+        } = &self.metadata;
+        let subdomains = switch(subdomains, SUBDOMAINS_ANNOTATION, reasons);
+        let dry_run = switch(dry_run, DRY_RUN_ANNOTATION, reasons);
+        let hold = switch(hold, HOLD_ANNOTATION, reasons);
+        for rule in &mut rules {
+            if let Destination::Invalid(reason) = &mut rule.destination {
+                reason.insert_str(0, ": ");
+                reason.insert_str(0, label);
+                reason.shrink_to_fit();
+            }
+        }
+        reasons.extend(of_rules);
+        Reading::Firewall(
+            id,
+            Firewall {
+                rules: rules.into(),
+                subdomains,
+                dry_run: dry_run.unwrap_or_default(),
+                hold_off: hold == Some(false),
+                refusal: self.refusal,
+            },
+        )
+    }
+}
+
+/// Takes an object.
+pub(crate) struct ObjectReader;
+
+impl Reader for ObjectReader {
+    type Value = Object;
+
+    fn other(self, _: Seen) -> Object {
+        Object::default()
+    }
+
+    fn mapping<'de, A: MapAccess<'de>>(self, mut fields: A) -> Result<Object, A::Error> {
+        let mut object = Object::default();
+        while let Some(key) = key(&mut fields)? {
+            object.field(&key, &mut fields)?;
+        }
+        Ok(object)
+    }
+}
+
+struct MetadataReader;
+
+impl Reader for MetadataReader {
+    type Value = Metadata;
+
+    fn other(self, _: Seen) -> Metadata {
+        Metadata::default()
+    }
+
+    fn mapping<'de, A: MapAccess<'de>>(self, mut fields: A) -> Result<Metadata, A::Error> {
+        let mut metadata = Metadata::default();
+        while let Some(key) = key(&mut fields)? {
+            let part = match key.as_str() {
+                "namespace" => &mut metadata.namespace,
+                "name" => &mut metadata.name,
+                "uid" => &mut metadata.uid,
+                "resourceVersion" => &mut metadata.resource_version,
+                "annotations" => {
+                    fields.next_value_seed(Any(AnnotationsReader(&mut metadata)))?;
+                    continue;
+                }
+                _ => {
+                    skip(&mut fields)?;
+                    continue;
+                }
+            };
+            *part = fields.next_value_seed(Any(Plain))?;
+        }
+        Ok(metadata)
+    }
+}
+
+struct AnnotationsReader<'a>(&'a mut Metadata);
+
+impl Reader for AnnotationsReader<'_> {
+    type Value = ();
+
+    fn other(self, _: Seen) {}
+
+    fn mapping<'de, A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        while let Some(key) = key(&mut fields)? {
+            let part = match key.as_str() {
+                SUBDOMAINS_ANNOTATION => &mut self.0.subdomains,
+                DRY_RUN_ANNOTATION => &mut self.0.dry_run,
+                HOLD_ANNOTATION => &mut self.0.hold,
+                _ => {
+                    skip(&mut fields)?;
+                    continue;
+                }
+            };
+            *part = fields.next_value_seed(Any(Plain))?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes one field of a mapping, if it is there.
+struct Field<R>(&'static str, R);
+
+impl<T, R: Reader<Value = Option<T>> + Copy> Reader for Field<R> {
+    type Value = Option<T>;
+
+    fn other(self, _: Seen) -> Option<T> {
+        None
+    }
+
+    fn mapping<'de, A: MapAccess<'de>>(self, mut fields: A) -> Result<Option<T>, A::Error> {
+        let mut found = None;
+        while let Some(key) = key(&mut fields)? {
+            match key == self.0 {
+                true => found = fields.next_value_seed(Any(self.1))?,
+                false => skip(&mut fields)?,
+            }
+        }
+        Ok(found)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct EgressReader;
+
+impl Reader for EgressReader {
+    type Value = Option<Egress>;
+
+    fn other(self, _: Seen) -> Option<Egress> {
+        None
+    }
+
+    fn list<'de, A: SeqAccess<'de>>(self, mut items: A) -> Result<Option<Egress>, A::Error> {
+        let mut egress = Egress::default();
+        while egress.rules.len() < MAX_RULES
+            && let Some(entry) = items.next_element_seed(Any(RuleReader))?
+        {
+            let index = egress.rules.len();
+            let (mut rule, reason) = entry;
+            if let Some(reason) = reason {
+                let reason = format!("rule {index}: {reason}");
+                if let Destination::Invalid(full) = &mut rule.destination {
+                    full.clone_from(&reason);
+                }
+                egress.reasons.push(reason);
+            }
+            egress.rules.push(rule);
+        }
+        while items.next_element::<IgnoredAny>()?.is_some() {
+            egress.more += 1;
+        }
+        Ok(Some(egress))
+    }
 }
 
 /// Writes an EgressFirewall as the resource has it, so that [`firewall`] reads the same rules. A rule that
@@ -200,22 +425,37 @@ pub fn resource(namespace: &str, firewall: &Firewall) -> Value {
 /// go-controller/pkg/types/resource_status.go).
 const NOT_APPLIED: &str = "EgressFirewall Rules not correctly applied";
 
-/// The reason of the first zone that could not apply the resource.
-fn refusal(messages: &Value) -> Option<String> {
-    let messages = messages.as_array()?.iter().filter_map(Value::as_str);
-    let reason = messages.filter_map(|text| Some(text.split_once(NOT_APPLIED)?.1));
-    let reason = reason
-        .map(|text| text.trim_start_matches([':', ' ']))
-        .next()?;
-    Some(shorten(reason, 2 * MAX_QUOTED).escape_debug().to_string())
+/// Takes the reason of the first zone that could not apply the resource.
+#[derive(Clone, Copy)]
+struct RefusalReader;
+
+impl Reader for RefusalReader {
+    type Value = Option<String>;
+
+    fn other(self, _: Seen) -> Option<String> {
+        None
+    }
+
+    fn list<'de, A: SeqAccess<'de>>(self, mut items: A) -> Result<Option<String>, A::Error> {
+        let mut first = None;
+        while let Some(message) = items.next_element_seed(Any(Plain))? {
+            let reason = message.text().and_then(|text| text.split_once(NOT_APPLIED));
+            if let (None, Some((_, reason))) = (&first, reason) {
+                let reason = reason.trim_start_matches([':', ' ']);
+                let reason = shorten(reason, 2 * MAX_QUOTED);
+                first = Some(reason.escape_debug().to_string());
+            }
+        }
+        Ok(first)
+    }
 }
 
 /// The value of an annotation that switches something on or off, if it is usable.
-fn switch(annotations: &Value, annotation: &str, reasons: &mut Vec<String>) -> Option<bool> {
-    match &annotations[annotation] {
-        Value::Null => None,
-        Value::String(value) if value == "true" => Some(true),
-        Value::String(value) if value == "false" => Some(false),
+fn switch(value: &Seen, annotation: &str, reasons: &mut Reasons) -> Option<bool> {
+    match value {
+        Seen::Null => None,
+        Seen::Text(value) if value == "true" => Some(true),
+        Seen::Text(value) if value == "false" => Some(false),
         other => {
             reasons.push(format!(
                 "the annotation {annotation} is {} and has no effect; write \"true\" \
@@ -227,119 +467,233 @@ fn switch(annotations: &Value, annotation: &str, reasons: &mut Vec<String>) -> O
     }
 }
 
-/// Reads one entry of `spec.egress`. `refuse` takes what is wrong and returns the full reason.
-fn rule(entry: &Value, refuse: impl FnOnce(String) -> String) -> Rule {
-    let action = action(&entry["type"]);
-    let parts = || {
-        if !entry.is_object() {
-            return Err("it is not a mapping; write `type` and `to`".to_owned());
-        }
-        action.clone()?;
-        let ports = ports(&entry["ports"])?;
-        Ok((destination(&entry["to"])?, ports))
-    };
-    let (destination, ports) =
-        parts().unwrap_or_else(|reason| (Destination::Invalid(refuse(reason)), Vec::new()));
-    Rule {
+/// Takes one entry of `spec.egress`, and says what is wrong with it.
+struct RuleReader;
+
+impl Reader for RuleReader {
+    type Value = (Rule, Option<String>);
+
+    fn other(self, _: Seen) -> Self::Value {
         // If the type is unknown, nothing must be opened.
-        action: action.unwrap_or(RuleAction::Deny),
-        destination,
-        ports,
+        invalid(
+            RuleAction::Deny,
+            "it is not a mapping; write `type` and `to`".to_owned(),
+        )
+    }
+
+    fn mapping<'de, A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+        let mut kind = Seen::Null;
+        let mut ports = Ports::default();
+        let mut destination = DestinationReader.other(Seen::Null);
+        while let Some(key) = key(&mut fields)? {
+            match key.as_str() {
+                "type" => kind = fields.next_value_seed(Any(Plain))?,
+                "ports" => ports = fields.next_value_seed(Any(PortsReader))?,
+                "to" => destination = fields.next_value_seed(Any(DestinationReader))?,
+                _ => skip(&mut fields)?,
+            }
+        }
+        Ok(rule(&kind, ports, destination))
     }
 }
 
-fn action(value: &Value) -> Result<RuleAction, String> {
-    match value.as_str() {
+fn invalid(action: RuleAction, reason: String) -> (Rule, Option<String>) {
+    let rule = Rule {
+        action,
+        destination: Destination::Invalid(String::new()),
+        ports: Vec::new(),
+    };
+    (rule, Some(reason))
+}
+
+fn rule(
+    kind: &Seen,
+    ports: Ports,
+    destination: Result<Destination, String>,
+) -> (Rule, Option<String>) {
+    let action = match action(kind) {
+        Ok(action) => action,
+        Err(reason) => return invalid(RuleAction::Deny, reason),
+    };
+    let many = (ports.count > PORTS_PER_RULE_MAX).then(|| {
+        let effect = match action {
+            RuleAction::Allow => "it allows nothing",
+            RuleAction::Deny => "it denies every port of a name",
+        };
+        format!(
+            "it has {} ports, more than {PORTS_PER_RULE_MAX}: {effect}; split the rule",
+            ports.count
+        )
+    });
+    let wrong = match (action, many.clone(), ports.wrong) {
+        (RuleAction::Allow, Some(many), _) => Some(many),
+        (_, _, wrong) => wrong,
+    };
+    match (wrong, destination) {
+        (Some(reason), _) | (None, Err(reason)) => invalid(action, reason),
+        (None, Ok(destination)) => {
+            let rule = Rule {
+                action,
+                destination,
+                ports: ports.first,
+            };
+            (rule, many)
+        }
+    }
+}
+
+fn action(value: &Seen) -> Result<RuleAction, String> {
+    match value.text() {
         Some("Allow") => Ok(RuleAction::Allow),
         Some("Deny") => Ok(RuleAction::Deny),
         _ => Err(format!("type is {}; write Allow or Deny", Quoted(value))),
     }
 }
 
-fn ports(value: &Value) -> Result<Vec<Transport>, String> {
-    let entries = match value {
-        Value::Null => return Ok(Vec::new()),
-        Value::Array(entries) => entries,
-        other => return Err(format!("ports is {}; write a list", Quoted(other))),
+/// The `ports` of a rule.
+#[derive(Debug, Default)]
+struct Ports {
+    /// The first ones, and one more than [`PORTS_PER_RULE_MAX`] where there are more.
+    first: Vec<Transport>,
+    count: usize,
+    /// What is wrong with the first entry that is not usable.
+    wrong: Option<String>,
+}
+
+struct PortsReader;
+
+impl Reader for PortsReader {
+    type Value = Ports;
+
+    fn other(self, seen: Seen) -> Ports {
+        let wrong =
+            (seen != Seen::Null).then(|| format!("ports is {}; write a list", Quoted(&seen)));
+        Ports {
+            wrong,
+            ..Ports::default()
+        }
+    }
+
+    fn list<'de, A: SeqAccess<'de>>(self, mut items: A) -> Result<Ports, A::Error> {
+        let mut ports = Ports::default();
+        while ports.first.len() <= PORTS_PER_RULE_MAX
+            && ports.wrong.is_none()
+            && let Some(entry) = items.next_element_seed(Any(PortReader))?
+        {
+            match entry {
+                Ok(port) => ports.first.push(port),
+                Err(reason) => ports.wrong = Some(format!("ports[{}].{reason}", ports.count)),
+            }
+            ports.count += 1;
+        }
+        ports.first.shrink_to_fit();
+        while items.next_element::<IgnoredAny>()?.is_some() {
+            ports.count += 1;
+        }
+        Ok(ports)
+    }
+}
+
+struct PortReader;
+
+impl Reader for PortReader {
+    type Value = Result<Transport, String>;
+
+    fn other(self, _: Seen) -> Self::Value {
+        transport(&Seen::Null, &Seen::Null)
+    }
+
+    fn mapping<'de, A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+        let (mut protocol, mut port) = (Seen::Null, Seen::Null);
+        while let Some(key) = key(&mut fields)? {
+            match key.as_str() {
+                "protocol" => protocol = fields.next_value_seed(Any(Plain))?,
+                "port" => port = fields.next_value_seed(Any(Plain))?,
+                _ => skip(&mut fields)?,
+            }
+        }
+        Ok(transport(&protocol, &port))
+    }
+}
+
+fn transport(protocol: &Seen, port: &Seen) -> Result<Transport, String> {
+    let protocol = match protocol.text() {
+        Some("TCP") => Protocol::Tcp,
+        Some("UDP") => Protocol::Udp,
+        Some("SCTP") => Protocol::Sctp,
+        _ => {
+            return Err(format!(
+                "protocol is {}; write TCP, UDP or SCTP",
+                Quoted(protocol)
+            ));
+        }
     };
-    if entries.len() > MAX_PORTS {
+    // 0 or none stands for all of them (ovn-kubernetes, `egressGetL4Match`).
+    let number = match port {
+        Seen::Null => Some(0),
+        Seen::Number(number) => number
+            .as_u64()
+            .and_then(|number| u16::try_from(number).ok()),
+        _ => None,
+    };
+    let Some(number) = number else {
         return Err(format!(
-            "it has {} ports, more than {MAX_PORTS}; split the rule",
-            entries.len()
-        ));
-    }
-    let ports: Result<Vec<_>, _> = entries
-        .iter()
-        .enumerate()
-        .map(|(index, entry)| {
-            Ok(Transport {
-                protocol: protocol(&entry["protocol"])
-                    .map_err(|reason| format!("ports[{index}].{reason}"))?,
-                port: port(&entry["port"]).map_err(|reason| format!("ports[{index}].{reason}"))?,
-            })
-        })
-        .collect();
-    ports
-}
-
-fn protocol(value: &Value) -> Result<Protocol, String> {
-    match value.as_str() {
-        Some("TCP") => Ok(Protocol::Tcp),
-        Some("UDP") => Ok(Protocol::Udp),
-        Some("SCTP") => Ok(Protocol::Sctp),
-        _ => Err(format!(
-            "protocol is {}; write TCP, UDP or SCTP",
-            Quoted(value)
-        )),
-    }
-}
-
-/// A port number; 0 or none stands for all of them (ovn-kubernetes, `egressGetL4Match`).
-fn port(value: &Value) -> Result<Option<u16>, String> {
-    let number = match value {
-        Value::Null => Some(0),
-        other => other.as_u64().and_then(|number| u16::try_from(number).ok()),
-    };
-    match number {
-        Some(0) => Ok(None),
-        Some(number) => Ok(Some(number)),
-        None => Err(format!(
             "port is {}; write a number from 1 to 65535",
-            Quoted(value)
-        )),
-    }
-}
-
-fn destination(to: &Value) -> Result<Destination, String> {
-    let Value::Object(fields) = to else {
-        return Err(format!("to is {}; {ONE_DESTINATION}", Quoted(to)));
+            Quoted(port)
+        ));
     };
-    let [cidr, name, nodes] =
-        ["cidrSelector", "dnsName", "nodeSelector"].map(|field| present(fields, field));
-    match (cidr, name, nodes) {
-        (Some(cidr), None, None) => network(cidr),
-        (None, Some(name), None) => dns_name(name),
-        (None, None, Some(nodes)) => match LabelSelector::deserialize(nodes) {
-            Ok(_) => Ok(Destination::Nodes),
-            Err(error) => Err(format!(
-                "nodeSelector: {}; write matchLabels or matchExpressions",
-                shorten(&error.to_string(), 2 * MAX_QUOTED)
-            )),
-        },
-        (None, None, None) => Err(format!("to names no destination; {ONE_DESTINATION}")),
-        _ => Err(format!(
-            "to names more than one destination; {ONE_DESTINATION}"
-        )),
+    Ok(Transport {
+        protocol,
+        port: (number != 0).then_some(number),
+    })
+}
+
+/// Takes the `to` of a rule.
+struct DestinationReader;
+
+impl Reader for DestinationReader {
+    type Value = Result<Destination, String>;
+
+    fn other(self, seen: Seen) -> Self::Value {
+        Err(format!("to is {}; {ONE_DESTINATION}", Quoted(&seen)))
+    }
+
+    fn mapping<'de, A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+        let (mut cidr, mut name, mut nodes) = (None, None, None);
+        while let Some(key) = key(&mut fields)? {
+            match key.as_str() {
+                "cidrSelector" => {
+                    let seen = fields.next_value_seed(Any(Plain))?;
+                    cidr = (seen != Seen::Null).then(|| network(&seen));
+                }
+                "dnsName" => {
+                    let seen = fields.next_value_seed(Any(Plain))?;
+                    name = (seen != Seen::Null).then(|| dns_name(&seen));
+                }
+                "nodeSelector" => {
+                    let wrong = fields.next_value_seed(Any(Shape::Selector))?;
+                    nodes = wrong.map(|wrong| match wrong {
+                        None => Ok(Destination::Nodes),
+                        Some(wrong) => Err(format!("nodeSelector{wrong}")),
+                    });
+                }
+                _ => skip(&mut fields)?,
+            }
+        }
+        let mut found = [cidr, name, nodes].into_iter().flatten();
+        match (found.next(), found.next()) {
+            (Some(destination), None) => Ok(destination),
+            (None, _) => Ok(Err(format!("to names no destination; {ONE_DESTINATION}"))),
+            (Some(_), Some(_)) => Ok(Err(format!(
+                "to names more than one destination; {ONE_DESTINATION}"
+            ))),
+        }
     }
 }
 
-fn present<'a>(fields: &'a Map<String, Value>, field: &str) -> Option<&'a Value> {
-    fields.get(field).filter(|value| !value.is_null())
-}
-
-fn network(value: &Value) -> Result<Destination, String> {
+fn network(value: &Seen) -> Result<Destination, String> {
     let text = value
-        .as_str()
+        .text()
         .ok_or_else(|| format!("cidrSelector is {}; write a text", Quoted(value)))?;
     if let Ok(network) = text.parse::<IpNet>() {
         return Ok(Destination::Cidr(network));
@@ -354,9 +708,9 @@ fn network(value: &Value) -> Result<Destination, String> {
     ))
 }
 
-fn dns_name(value: &Value) -> Result<Destination, String> {
+fn dns_name(value: &Seen) -> Result<Destination, String> {
     let text = value
-        .as_str()
+        .text()
         .ok_or_else(|| format!("dnsName is {}; write a text", Quoted(value)))?;
     if let Ok(address) = text.parse::<IpAddr>() {
         return Err(format!(
@@ -397,22 +751,18 @@ fn name_reason(text: &str, error: &NameError) -> String {
     }
 }
 
-fn text(value: &Value) -> Option<&str> {
-    value.as_str().filter(|text| !text.is_empty())
-}
-
 /// A value of the resource, quoted in a reason: on one line, and shortened if it is long.
-struct Quoted<'a>(&'a Value);
+struct Quoted<'a>(&'a Seen);
 
 impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Value::Null => f.write_str("missing"),
-            Value::Bool(value) => write!(f, "{value}"),
-            Value::Number(value) => write!(f, "{value}"),
-            Value::String(value) => write!(f, "{:?}", shorten(value, MAX_QUOTED)),
-            Value::Array(_) => f.write_str("a list"),
-            Value::Object(_) => f.write_str("a mapping"),
+            Seen::Null => f.write_str("missing"),
+            Seen::Bool(value) => write!(f, "{value}"),
+            Seen::Number(value) => write!(f, "{value}"),
+            Seen::Text(value) => write!(f, "{:?}", shorten(value, MAX_QUOTED)),
+            Seen::List => f.write_str("a list"),
+            Seen::Mapping => f.write_str("a mapping"),
         }
     }
 }

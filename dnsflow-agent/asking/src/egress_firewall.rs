@@ -2,16 +2,12 @@
 //!
 //! Source: ovn-kubernetes, `go-controller/pkg/crd/egressfirewall/v1/types.go`. The types say
 //! what the resource should look like. What an API server really stores may differ (the patterns
-//! of its definition are not anchored as meant), so reading goes through [`Stored`], which takes
-//! anything, and [`convert`](super::convert), which judges rule by rule.
+//! of its definition are not anchored as meant), so reading goes through [`convert`](super::convert),
+//! which takes anything and judges rule by rule.
 
-use k8s_openapi::{
-    NamespaceResourceScope,
-    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
-};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
-use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
 /// The resource's definition with its validation, in YAML: what `dnsflow crd` prints, for tests.
 /// ovn-kubernetes owns the one of a cluster.
@@ -91,68 +87,6 @@ pub struct EgressFirewallStatus {
     /// One line per zone.
     #[serde(default)]
     pub messages: Vec<String>,
-}
-
-/// An EgressFirewall as the API server stores it, whatever it looks like.
-///
-/// One strange object in a list would otherwise make the whole list unreadable.
-#[derive(Clone, Debug, Default)]
-pub struct Stored {
-    metadata: ObjectMeta,
-    /// The object without what dnsflow never reads and what may be large: its status (one message
-    /// per node) and `metadata.managedFields`.
-    pub object: Value,
-}
-
-impl<'de> Deserialize<'de> for Stored {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut object = Value::deserialize(deserializer)?;
-        if let Some(fields) = object.as_object_mut() {
-            fields.remove("status");
-        }
-        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-            metadata.remove("managedFields");
-        }
-        let text = |field| object["metadata"][field].as_str().map(str::to_owned);
-        Ok(Self {
-            metadata: ObjectMeta {
-                name: text("name"),
-                namespace: text("namespace"),
-                resource_version: text("resourceVersion"),
-                ..ObjectMeta::default()
-            },
-            object,
-        })
-    }
-}
-
-impl kube::Resource for Stored {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind(dt: &()) -> std::borrow::Cow<'_, str> {
-        EgressFirewall::kind(dt)
-    }
-
-    fn group(dt: &()) -> std::borrow::Cow<'_, str> {
-        EgressFirewall::group(dt)
-    }
-
-    fn version(dt: &()) -> std::borrow::Cow<'_, str> {
-        EgressFirewall::version(dt)
-    }
-
-    fn plural(dt: &()) -> std::borrow::Cow<'_, str> {
-        EgressFirewall::plural(dt)
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ pub mod history;
 pub mod kubectl;
 pub mod large_table;
 pub mod learn;
+mod lenient;
 pub mod manifests;
 pub mod moment;
 pub mod node;

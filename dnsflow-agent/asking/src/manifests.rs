@@ -13,11 +13,15 @@ use std::{
 
 use dnsflow_core::values::firewall::{Firewall, FirewallId};
 use kube::Resource;
+use serde::de::{
+    Deserialize, DeserializeOwned, DeserializeSeed as _, Deserializer, MapAccess, SeqAccess,
+};
 use serde_json::Value;
 
 use crate::{
-    convert::{self, Reading},
+    convert::{self, Converted, Object, Reading, Reasons},
     egress_firewall::EgressFirewall,
+    lenient::{Any, Plain, Reader, Seen, key},
 };
 
 /// At most this many files are read, in the order of their names.
@@ -87,12 +91,9 @@ impl Directory {
             let file = path.display().to_string();
             let known = self.files.entry(name).or_default();
             let reasons = snapshot.reasons.entry(file.clone()).or_default();
-            match text(&path, &mut total).and_then(|text| documents(&path, &text)) {
-                Ok(documents) => {
-                    let mut content = Content::default();
-                    for document in &documents {
-                        content.add(document, known);
-                    }
+            match text(&path, &mut total).and_then(|text| Content::of(&path, &text)) {
+                Ok(content) => {
+                    let content = content.settle(known);
                     *known = content.firewalls;
                     if !content.reasons.is_empty() {
                         snapshot.unusable.insert(file.clone());
@@ -169,7 +170,7 @@ pub struct Files {
     pub firewalls: Vec<(FirewallId, Firewall, Vec<String>)>,
     /// What is wrong with the files and with other objects.
     pub reasons: Vec<String>,
-    /// The pods among the objects.
+    /// The pods among the objects, where they were asked for.
     pub pods: Vec<Value>,
 }
 
@@ -185,7 +186,7 @@ pub fn texts(paths: &[PathBuf]) -> Result<String, String> {
     let mut total = 0;
     let mut texts = Vec::new();
     for path in paths {
-        let read = named(path, &mut total).and_then(|text| documents(path, &text));
+        let read = named(path, &mut total).and_then(|text| documents::<Value>(path, &text));
         let read = read.map_err(|reason| format!("{}: {reason}", path.display()))?;
         // What is JSON is YAML.
         texts.extend(read.iter().map(Value::to_string));
@@ -213,17 +214,30 @@ fn pods(document: &Value) -> Vec<Value> {
 impl Files {
     /// Reads these files; `-` is standard input. An error says which file cannot be read, and why.
     pub fn read(paths: &[PathBuf]) -> Result<Self, String> {
+        Self::read_with(paths, |_, _| Ok(Vec::new()))
+    }
+
+    /// The same, with the pods.
+    pub fn read_with_pods(paths: &[PathBuf]) -> Result<Self, String> {
+        Self::read_with(paths, |path, text| {
+            let documents: Vec<Value> = documents(path, text)?;
+            Ok(documents.iter().flat_map(pods).collect())
+        })
+    }
+
+    fn read_with(
+        paths: &[PathBuf],
+        pods: impl Fn(&Path, &str) -> Result<Vec<Value>, String>,
+    ) -> Result<Self, String> {
         let mut files = Self::default();
         let mut total = 0;
         for path in paths {
             let name = path.display();
-            let documents = named(path, &mut total).and_then(|text| documents(path, &text));
-            let documents = documents.map_err(|reason| format!("{name}: {reason}"))?;
-            let mut content = Content::default();
-            for document in &documents {
-                content.add(document, &[]);
-                files.pods.extend(pods(document));
-            }
+            let read = named(path, &mut total)
+                .and_then(|text| Ok((Content::of(path, &text)?, pods(path, &text)?)));
+            let (content, pods) = read.map_err(|reason| format!("{name}: {reason}"))?;
+            let mut content = content.settle(&[]);
+            files.pods.extend(pods);
             let reasons = content.reasons.into_iter();
             files
                 .reasons
@@ -247,56 +261,139 @@ impl Files {
 }
 
 /// What one file says.
-#[derive(Default)]
-struct Content {
+struct Settled {
     firewalls: Vec<(FirewallId, Firewall)>,
     reasons: Vec<String>,
     objects: BTreeMap<String, Vec<String>>,
 }
 
+/// The EgressFirewalls of a file, of a document, or of the items of a list, as they are parsed.
+#[derive(Debug, Default)]
+struct Content {
+    firewalls: Vec<Converted>,
+    /// What is wrong with other objects.
+    reasons: Reasons,
+}
+
 impl Content {
-    /// Adds a document or an item of a list. `known` is what the file said before.
-    fn add(&mut self, object: &Value, known: &[(FirewallId, Firewall)]) {
-        let api_version = object["apiVersion"].as_str().unwrap_or_default();
-        match object["kind"].as_str() {
-            Some("EgressFirewall") if api_version != EgressFirewall::api_version(&()) => {
-                self.reasons.push(format!(
-                    "the apiVersion of an EgressFirewall is {:?}; write {}",
-                    convert::shorten(api_version, 80),
-                    EgressFirewall::api_version(&())
-                ));
-            }
-            Some("EgressFirewall") => self.add_firewall(object, known),
-            Some("List" | "EgressFirewallList") => match object["items"].as_array() {
-                Some(items) => items.iter().for_each(|item| self.add(item, known)),
-                None => self
-                    .reasons
-                    .push("a List has no items; write a list of objects".into()),
-            },
-            // The directory may hold other objects as well.
-            Some(_) => {}
-            None => self.reasons.push(
-                "an object has no kind; write apiVersion: k8s.ovn.org/v1 and kind: EgressFirewall"
-                    .into(),
-            ),
-        }
+    /// Reads a file.
+    fn of(path: &Path, text: &str) -> Result<Self, String> {
+        let documents: Vec<Self> = documents(path, text)?;
+        let mut content = Self::default();
+        documents.into_iter().for_each(|one| content.extend(one));
+        Ok(content)
     }
 
-    fn add_firewall(&mut self, object: &Value, known: &[(FirewallId, Firewall)]) {
-        let converted = convert::firewall(object);
-        let reasons = self.objects.entry(converted.object).or_default();
-        reasons.extend(converted.reasons);
-        match converted.reading {
-            Reading::Firewall(id, firewall) => self.firewalls.push((id, firewall)),
-            Reading::Unreadable(id) => {
-                if let Some(kept) = known.iter().find(|(known, _)| *known == id) {
-                    reasons.push("the last valid version stays in force".into());
-                    self.firewalls.push(kept.clone());
+    fn extend(&mut self, other: Self) {
+        self.firewalls.extend(other.firewalls);
+        self.reasons.extend(other.reasons);
+    }
+
+    /// `known` is what the file said before.
+    fn settle(self, known: &[(FirewallId, Firewall)]) -> Settled {
+        let mut firewalls = Vec::new();
+        let mut objects: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for converted in self.firewalls {
+            let reasons = objects.entry(converted.object).or_default();
+            reasons.extend(converted.reasons);
+            match converted.reading {
+                Reading::Firewall(id, firewall) => firewalls.push((id, firewall)),
+                Reading::Unreadable(id) => {
+                    if let Some(kept) = known.iter().find(|(known, _)| *known == id) {
+                        reasons.push("the last valid version stays in force".into());
+                        firewalls.push(kept.clone());
+                    }
                 }
+                Reading::Ignored => {}
             }
-            Reading::Ignored => {}
+        }
+        Settled {
+            firewalls,
+            reasons: self.reasons.texts(),
+            objects,
         }
     }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Any(DocumentReader).deserialize(deserializer)
+    }
+}
+
+/// Takes a document, or an item of a list.
+#[derive(Clone, Copy)]
+struct DocumentReader;
+
+impl Reader for DocumentReader {
+    type Value = Content;
+
+    fn other(self, _: Seen) -> Content {
+        content(&Seen::Null, &Seen::Null, Object::default(), None)
+    }
+
+    fn mapping<'de, A: MapAccess<'de>>(self, mut fields: A) -> Result<Content, A::Error> {
+        let (mut api_version, mut kind) = (Seen::Null, Seen::Null);
+        let (mut object, mut items) = (Object::default(), None);
+        while let Some(key) = key(&mut fields)? {
+            match key.as_str() {
+                "apiVersion" => api_version = fields.next_value_seed(Any(Plain))?,
+                "kind" => kind = fields.next_value_seed(Any(Plain))?,
+                "items" => items = fields.next_value_seed(Any(ItemsReader))?,
+                // It may be that of another object: the kind may follow.
+                _ => object.field(&key, &mut fields)?,
+            }
+        }
+        Ok(content(&api_version, &kind, object, items))
+    }
+}
+
+/// Takes the items of a list.
+struct ItemsReader;
+
+impl Reader for ItemsReader {
+    type Value = Option<Content>;
+
+    fn other(self, _: Seen) -> Option<Content> {
+        None
+    }
+
+    fn list<'de, A: SeqAccess<'de>>(self, mut items: A) -> Result<Option<Content>, A::Error> {
+        let mut content = Content::default();
+        while let Some(item) = items.next_element_seed(Any(DocumentReader))? {
+            content.extend(item);
+        }
+        Ok(Some(content))
+    }
+}
+
+/// What a document or an item of a list comes to.
+fn content(api_version: &Seen, kind: &Seen, object: Object, items: Option<Content>) -> Content {
+    let mut content = Content::default();
+    let version = api_version.text().unwrap_or_default();
+    match kind.text() {
+        Some("EgressFirewall") if version != EgressFirewall::api_version(&()) => {
+            content.reasons.push(format!(
+                "the apiVersion of an EgressFirewall is {:?}; write {}",
+                convert::shorten(version, 80),
+                EgressFirewall::api_version(&())
+            ));
+        }
+        Some("EgressFirewall") => content.firewalls.push(object.convert()),
+        Some("List" | "EgressFirewallList") => match items {
+            Some(items) => return items,
+            None => content
+                .reasons
+                .push("a List has no items; write a list of objects".into()),
+        },
+        // The directory may hold other objects as well.
+        Some(_) => {}
+        None => content.reasons.push(
+            "an object has no kind; write apiVersion: k8s.ovn.org/v1 and kind: EgressFirewall"
+                .into(),
+        ),
+    }
+    content
 }
 
 /// A file's text. Adds its length to `total`.
@@ -345,10 +442,10 @@ fn text_of(source: impl Read, total: &mut u64) -> Result<String, String> {
     Ok(text)
 }
 
-fn documents(path: &Path, text: &str) -> Result<Vec<Value>, String> {
+fn documents<T: DeserializeOwned>(path: &Path, text: &str) -> Result<Vec<T>, String> {
     if path.extension().is_some_and(|ending| ending == "json") {
         serde_json::Deserializer::from_str(text)
-            .into_iter::<Value>()
+            .into_iter::<T>()
             .enumerate()
             .map(|(index, document)| document.map_err(|error| json_reason(index + 1, &error)))
             .collect()

@@ -55,7 +55,7 @@ impl ClientOptions {
 }
 
 /// A request without a byte of its answer for so long is given up, and made again. The server ends each watch earlier
-/// (`kube::runtime::watcher::Config::timeout`: 290 s by default), and sends bookmarks within it.
+/// (`kube::api::WatchParams::timeout`: 290 s by default), and sends bookmarks within it.
 pub(super) const READ_MAX: Duration = Duration::from_secs(300);
 
 /// A client and its URL. The client has sent nothing yet.

@@ -12,16 +12,14 @@ use std::{
 
 use dnsflow_core::values::resolver::Resolver;
 use k8s_openapi::api::core::v1::Service;
-use kube::{
-    Api, Client,
-    runtime::watcher::{self, Event},
-};
+use kube::{Api, Client, api::ListParams, runtime::watcher::Event};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{
     DnsService, Selection,
     client::ClientOptions,
     follow::{Follower, Subject, follow},
+    slim::Slim,
 };
 
 /// At most this many selections are watched, each over its own connection.
@@ -33,15 +31,11 @@ pub const RESOLVERS_MAX: usize = 256;
 /// At most this many updates of single selections wait to be joined.
 const UPDATES_MAX: usize = 16;
 
-/// The watch of a selection.
-pub(crate) fn config(service: &DnsService) -> watcher::Config {
+/// What the server selects.
+pub(crate) fn selection(service: &DnsService) -> ListParams {
     match &service.selection {
-        Selection::Name(name) => {
-            watcher::Config::default().fields(&format!("metadata.name={name}"))
-        }
-        Selection::Label { key, value } => {
-            watcher::Config::default().labels(&format!("{key}={value}"))
-        }
+        Selection::Name(name) => ListParams::default().fields(&format!("metadata.name={name}")),
+        Selection::Label { key, value } => ListParams::default().labels(&format!("{key}={value}")),
     }
 }
 
@@ -110,7 +104,7 @@ struct Watch {
 }
 
 impl Follower for Watch {
-    type Object = Service;
+    type Object = Slim<Service>;
     type Update = (usize, BTreeSet<Resolver>);
 
     fn subject(&self) -> Subject {
@@ -125,22 +119,22 @@ impl Follower for Watch {
         }
     }
 
-    fn api(&self, client: Client) -> Api<Service> {
+    fn api(&self, client: Client) -> Api<Slim<Service>> {
         Api::namespaced(client, &self.service.namespace)
     }
 
-    fn config(&self) -> watcher::Config {
-        config(&self.service)
+    fn selection(&self) -> ListParams {
+        selection(&self.service)
     }
 
-    fn handle(&mut self, event: Event<Service>) -> Option<Self::Update> {
+    fn handle(&mut self, event: Event<Slim<Service>>) -> Option<Self::Update> {
         let name = |service: &Service| service.metadata.name.clone().unwrap_or_default();
         match event {
             Event::Init => {
                 self.list = Some(BTreeMap::new());
                 return None;
             }
-            Event::InitApply(service) => {
+            Event::InitApply(Slim(service)) => {
                 let list = self.list.get_or_insert_default();
                 list.insert(name(&service), resolvers(&service));
                 return None;
@@ -151,10 +145,10 @@ impl Follower for Watch {
                     tracing::info!(service = %self.service, "no such Service");
                 }
             }
-            Event::Apply(service) => {
+            Event::Apply(Slim(service)) => {
                 self.known.insert(name(&service), resolvers(&service));
             }
-            Event::Delete(service) => {
+            Event::Delete(Slim(service)) => {
                 self.known.remove(&name(&service));
             }
         }
@@ -167,7 +161,7 @@ impl Follower for Watch {
     }
 }
 
-/// The addresses and ports at which pods reach this Service.
+/// The addresses and ports at which pods reach this Service; one more than [`RESOLVERS_MAX`] of them at most.
 pub fn resolvers(service: &Service) -> BTreeSet<Resolver> {
     let Some(spec) = &service.spec else {
         return BTreeSet::new();
@@ -182,15 +176,14 @@ pub fn resolvers(service: &Service) -> BTreeSet<Resolver> {
         .filter(|port| is_dns(port.name.as_deref(), port.port))
         .filter_map(|port| u16::try_from(port.port).ok())
         .collect();
-    addresses
-        .into_iter()
-        .flat_map(|address| {
-            ports.iter().map(move |port| Resolver {
-                address,
-                port: *port,
-            })
+    let resolvers = addresses.into_iter().flat_map(|address| {
+        ports.iter().map(move |port| Resolver {
+            address,
+            port: *port,
         })
-        .collect()
+    });
+    // In their order. So the first ones of all Services are among the first ones of each.
+    resolvers.take(RESOLVERS_MAX + 1).collect()
 }
 
 /// Whether the port is for DNS: the Services of CoreDNS also have a port for metrics.

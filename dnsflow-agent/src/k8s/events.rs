@@ -42,8 +42,8 @@ use tokio::{
 use self::ledger::{About, Ledger, Outcome, Posting};
 use super::{
     client::{ClientOptions, chain, connect},
-    convert,
-    egress_firewall::{EgressFirewall, NAME, Stored},
+    convert::{self, Stored},
+    egress_firewall::{EgressFirewall, NAME},
 };
 use crate::{causes::Causes, clock::now, node};
 
@@ -447,19 +447,15 @@ fn kind(error: &kube::Error) -> u16 {
 
 /// The EgressFirewall of a namespace, for an Event about it.
 fn of_firewall(namespace: &str, firewall: &Stored) -> ObjectReference {
-    let text = |field: &str| {
-        firewall.object["metadata"][field]
-            .as_str()
-            .map(str::to_owned)
-    };
+    let metadata = firewall.meta();
     ObjectReference {
         api_version: Some(EgressFirewall::api_version(&()).into_owned()),
         kind: Some(EgressFirewall::kind(&()).into_owned()),
         namespace: Some(namespace.to_owned()),
         name: Some(NAME.into()),
         // `kubectl describe` finds the Event by this.
-        uid: text("uid"),
-        resource_version: text("resourceVersion"),
+        uid: metadata.uid.clone(),
+        resource_version: metadata.resource_version.clone(),
         ..ObjectReference::default()
     }
 }

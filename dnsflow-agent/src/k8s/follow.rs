@@ -3,10 +3,6 @@
 //! One task per [`Follower`]; it owns the connection and may be dropped at any time. The follower handles the
 //! objects. Errors are logged once per kind and retried for ever. An API server that is away must never look like an
 //! empty one.
-//!
-//! A plain list followed by a watch works with every API server. For a streamed list ("watch-list", an option of
-//! Kubernetes 1.27 and later), add `streaming_lists()` to the [`watcher::Config`]; a server without it refuses the
-//! request.
 
 use std::{
     fmt::Debug,
@@ -16,11 +12,8 @@ use std::{
 use futures::StreamExt;
 use kube::{
     Api, Client, Resource,
-    core::Status,
-    runtime::{
-        WatchStreamExt,
-        watcher::{self, Event, watcher},
-    },
+    api::ListParams,
+    runtime::{WatchStreamExt, watcher::Event},
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
@@ -28,6 +21,7 @@ use tokio::sync::mpsc;
 use super::{
     client::{ClientOptions, MAX_MESSAGE, chain, connect},
     convert,
+    watcher::{self, Error},
 };
 use crate::causes::Causes;
 
@@ -71,8 +65,8 @@ pub(super) trait Follower {
     fn api(&self, client: Client) -> Api<Self::Object>;
 
     /// The selection of objects.
-    fn config(&self) -> watcher::Config {
-        watcher::Config::default()
+    fn selection(&self) -> ListParams {
+        ListParams::default()
     }
 
     /// Whether an API server may lack the resource, because it is an older one. Then nothing is told.
@@ -139,14 +133,10 @@ async fn session<F: Follower>(
 ) -> End {
     let subject = follower.subject();
     let api = follower.api(client);
-    let config = follower.config();
     // 0.8 s to 30 s, doubled each time, with jitter: an API server that comes back is not met by
     // all nodes at once.
-    let begin = || {
-        let events = watcher(api.clone(), config.clone());
-        Box::pin(events.default_backoff())
-    };
-    let mut events = begin();
+    let events = watcher::events(api, follower.selection());
+    let mut events = Box::pin(events.default_backoff());
     let mut silence = Some(Box::pin(tokio::time::sleep(SILENCE_MAX)));
     loop {
         let silent = async {
@@ -186,7 +176,7 @@ async fn session<F: Follower>(
                 }
             }
             Some(Err(error)) => {
-                let code = status(&error).map(|status| status.code);
+                let code = error.status().map(|status| status.code);
                 if code == Some(404) && follower.is_optional() {
                     trouble.lacks(&subject, url);
                     return End::Absent;
@@ -198,15 +188,9 @@ async fn session<F: Follower>(
                     }
                     None => tracing::debug!(url, "the watch has expired; listing again"),
                 }
-                match (code, &error) {
-                    // kube lists anew for the event 410, but for the answer 410 it would ask for
-                    // the same events for ever.
-                    (Some(410), watcher::Error::WatchStartFailed(_)) => events = begin(),
-                    (Some(401), _) => {
-                        tokio::time::sleep(CONFIG_RETRY).await;
-                        return End::Credentials;
-                    }
-                    _ => {}
+                if code == Some(401) {
+                    tokio::time::sleep(CONFIG_RETRY).await;
+                    return End::Credentials;
                 }
             }
             // The watcher never ends by itself.
@@ -263,25 +247,14 @@ impl Trouble {
     }
 }
 
-/// The server's status, if the error is the server's.
-fn status(error: &watcher::Error) -> Option<&Status> {
-    match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchFailed(kube::Error::Api(status))
-        | watcher::Error::WatchError(status) => Some(status),
-        _ => None,
-    }
-}
-
 /// The cause and the remedy; `None` for errors of normal work.
-fn describe(error: &watcher::Error, url: &str, subject: &Subject) -> Option<String> {
+fn describe(error: &Error, url: &str, subject: &Subject) -> Option<String> {
     let Subject {
         what,
         missing,
         permission,
     } = subject;
-    let Some(status) = status(error) else {
+    let Some(status) = error.status() else {
         return Some(format!(
             "cannot read {what} from the Kubernetes API at {url} (--kubeconfig FILE names \
              another): {}",
@@ -289,8 +262,7 @@ fn describe(error: &watcher::Error, url: &str, subject: &Subject) -> Option<Stri
         ));
     };
     Some(match status.code {
-        // Events older than the server keeps (RFC 9110, section 15.5.11).
-        410 => return None,
+        _ if error.is_gone() => return None,
         404 => {
             format!("the Kubernetes API at {url} {missing} --kubeconfig FILE names another cluster")
         }

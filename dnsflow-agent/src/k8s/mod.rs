@@ -11,10 +11,13 @@ pub mod client;
 pub mod dns_services;
 pub mod events;
 mod follow;
+pub(crate) mod list;
 pub mod permissions;
 pub(crate) mod reports;
 pub mod service_cidrs;
+pub(crate) mod slim;
 pub mod watch;
+mod watcher;
 
 pub use client::ClientOptions;
 pub use dns_services::watch_dns_services;

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use super::{
     client::ClientOptions,
     follow::{Follower, Subject, follow},
+    slim::Slim,
 };
 
 /// At most this many networks are sent; the first ones in their order.
@@ -34,7 +35,7 @@ struct Watch {
 }
 
 impl Follower for Watch {
-    type Object = ServiceCIDR;
+    type Object = Slim<ServiceCIDR>;
     type Update = BTreeSet<IpNet>;
 
     fn subject(&self) -> Subject {
@@ -47,7 +48,7 @@ impl Follower for Watch {
         }
     }
 
-    fn api(&self, client: Client) -> Api<ServiceCIDR> {
+    fn api(&self, client: Client) -> Api<Slim<ServiceCIDR>> {
         Api::all(client)
     }
 
@@ -55,20 +56,20 @@ impl Follower for Watch {
         true
     }
 
-    fn handle(&mut self, event: Event<ServiceCIDR>) -> Option<Self::Update> {
+    fn handle(&mut self, event: Event<Slim<ServiceCIDR>>) -> Option<Self::Update> {
         let name = |cidr: &ServiceCIDR| cidr.metadata.name.clone().unwrap_or_default();
         match event {
             Event::Init => {
                 self.list.clear();
                 return None;
             }
-            Event::InitApply(cidr) => {
+            Event::InitApply(Slim(cidr)) => {
                 self.list.insert(name(&cidr), networks(&cidr));
                 return None;
             }
             Event::InitDone => self.known = std::mem::take(&mut self.list),
-            Event::Apply(cidr) => drop(self.known.insert(name(&cidr), networks(&cidr))),
-            Event::Delete(cidr) => drop(self.known.remove(&name(&cidr))),
+            Event::Apply(Slim(cidr)) => drop(self.known.insert(name(&cidr), networks(&cidr))),
+            Event::Delete(Slim(cidr)) => drop(self.known.remove(&name(&cidr))),
         }
         let all: BTreeSet<IpNet> = self.known.values().flatten().copied().collect();
         let count = all.len();

@@ -15,8 +15,7 @@ use tokio::sync::mpsc;
 
 use super::{
     client::ClientOptions,
-    convert::{self, Reading},
-    egress_firewall::Stored,
+    convert::{Converted, Reading, Stored},
     follow::{Follower, Subject, follow},
     reports::{Objects, Reports},
 };
@@ -79,7 +78,7 @@ impl Known {
                 None
             }
             Event::InitApply(stored) => {
-                let (object, firewall) = self.read(&stored);
+                let (object, firewall) = self.read(stored);
                 let list = self.list.get_or_insert_default();
                 list.objects.insert(object);
                 list.firewalls.extend(firewall);
@@ -99,7 +98,7 @@ impl Known {
                 })
             }
             Event::Apply(stored) => {
-                let (_, firewall) = self.read(&stored);
+                let (_, firewall) = self.read(stored);
                 let (id, firewall) = firewall?;
                 // Most events change the status alone.
                 if self.firewalls.get(&id) == Some(&firewall) {
@@ -109,9 +108,11 @@ impl Known {
                 Some(change(id, Some(firewall)))
             }
             Event::Delete(stored) => {
-                let converted = convert::firewall(&stored.object);
-                self.reports.forget(&converted.object);
-                match converted.reading {
+                let Converted {
+                    object, reading, ..
+                } = stored.converted;
+                self.reports.forget(&object);
+                match reading {
                     Reading::Firewall(id, _) | Reading::Unreadable(id) => {
                         self.firewalls.remove(&id)?;
                         Some(change(id, None))
@@ -123,10 +124,13 @@ impl Known {
     }
 
     /// Reads an object: its name for people, and its firewall.
-    fn read(&mut self, stored: &Stored) -> (String, Option<(FirewallId, Firewall)>) {
-        let converted = convert::firewall(&stored.object);
-        let mut reasons = converted.reasons;
-        let firewall = match converted.reading {
+    fn read(&mut self, stored: Stored) -> (String, Option<(FirewallId, Firewall)>) {
+        let Converted {
+            object,
+            reading,
+            mut reasons,
+        } = stored.converted;
+        let firewall = match reading {
             Reading::Firewall(id, firewall) => Some((id, firewall)),
             Reading::Unreadable(id) => {
                 let kept = self.firewalls.get(&id).cloned();
@@ -137,9 +141,8 @@ impl Known {
             }
             Reading::Ignored => None,
         };
-        self.reports
-            .tell(&converted.object, firewall.is_some(), reasons);
-        (converted.object, firewall)
+        self.reports.tell(&object, firewall.is_some(), reasons);
+        (object, firewall)
     }
 }
 

@@ -75,6 +75,7 @@ const ASKING: Floors = &[
     "node",
     "output",
     "large_table",
+    "lenient",
     "egress_firewall",
     "convert",
     "manifests",

@@ -6,6 +6,7 @@ use std::{
     fs::{self, File},
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    os::unix::net::UnixStream,
     process::{Child, Command, Stdio},
     sync::{
         Arc,
@@ -18,10 +19,12 @@ use std::{
 use anyhow::{Context, Result};
 use dnsflow_tests::{
     agent,
+    cgroup::Group,
     firewall::{Network, RuleSpec, acl_match, namespace_port_group},
     lab,
     lab::Lab,
     process::{PATIENT, wait_until},
+    support::{not_run, this_test},
 };
 use serde_json::{Value, json};
 
@@ -38,6 +41,15 @@ const SETTLED: Duration = Duration::from_secs(2);
 /// Of each rule in a namespace without a pod here, the agent keeps the resource's rule twice (the
 /// watch, to tell what changes; the engine), the ACL, and what is missing.
 const BYTES_PER_RULE_MAX: usize = 1_600;
+
+/// The largest EgressFirewalls that an API server takes: one rule with so many ports is 1.39 MB, of 1.5 MiB that etcd
+/// takes.
+const LARGE_PORTS: u32 = 45_000;
+/// How many of them there are, beside others.
+const LARGE: usize = 100;
+const BESIDE_LARGE: usize = 20;
+/// Half of the container's limit in deploy/base. BPF maps count there, too.
+const MEMORY_MAX: u64 = 256 << 20;
 
 /// Services of the cluster, with so many ports each and so many pods behind each port.
 const SERVICES: u16 = 1_000;
@@ -74,7 +86,43 @@ fn firewall(number: usize) -> Value {
     })
 }
 
-/// An API server with so many EgressFirewalls, in which nothing changes.
+/// What an API server has.
+#[derive(Clone, Copy, Debug)]
+struct Firewalls {
+    /// The first ones are as large as can be. All are edited once, with the last one, as soon as somebody watches.
+    large: usize,
+    all: usize,
+}
+
+impl Firewalls {
+    /// So many usual ones, in which nothing changes.
+    fn usual(all: usize) -> Self {
+        Self { large: 0, all }
+    }
+
+    /// One of them, as text: of a large one, the tree of its values would take 25 times as much.
+    fn text(self, number: usize) -> String {
+        if number >= self.large {
+            return firewall(number).to_string();
+        }
+        let ports =
+            (1..=LARGE_PORTS).map(|port| format!("{{\"port\":{port},\"protocol\":\"TCP\"}}"));
+        let ports: Vec<_> = ports.collect();
+        let mut object = firewall(number);
+        object["spec"]["egress"] =
+            json!([{"type": "Deny", "to": {"dnsName": "large.example"}, "ports": ["PORTS"]}]);
+        object.to_string().replace("\"PORTS\"", &ports.join(","))
+    }
+
+    /// The edits, of a large one and of the last one.
+    fn edits(self) -> String {
+        let event = |object: String| format!("{{\"type\":\"MODIFIED\",\"object\":{object}}}\n");
+        let last = self.text(self.all - 1);
+        event(self.text(0)) + &event(last.replace("service-0.", "edited."))
+    }
+}
+
+/// An API server with EgressFirewalls.
 struct Server {
     requests: Arc<AtomicUsize>,
     bytes: Arc<AtomicUsize>,
@@ -82,7 +130,7 @@ struct Server {
 
 impl Server {
     /// Serves at this address of the node.
-    fn start(lab: &Lab, address: SocketAddr, firewalls: usize) -> Result<Self> {
+    fn start(lab: &Lab, address: SocketAddr, firewalls: Firewalls) -> Result<Self> {
         let listener = lab.node().listen(address)?;
         let server = Self {
             requests: Arc::default(),
@@ -99,7 +147,7 @@ impl Server {
     }
 }
 
-fn serve(stream: TcpStream, firewalls: usize, requests: &AtomicUsize, bytes: &AtomicUsize) {
+fn serve(stream: TcpStream, firewalls: Firewalls, requests: &AtomicUsize, bytes: &AtomicUsize) {
     let mut lines = BufReader::new(&stream);
     let mut target = String::new();
     loop {
@@ -122,7 +170,7 @@ fn serve(stream: TcpStream, firewalls: usize, requests: &AtomicUsize, bytes: &At
 }
 
 /// Answers, and returns how many bytes of objects that was.
-fn answer(mut stream: &TcpStream, target: &str, firewalls: usize) -> Result<usize> {
+fn answer(mut stream: &TcpStream, target: &str, firewalls: Firewalls) -> Result<usize> {
     let query = |name: &str| {
         let (_, query) = target.split_once('?')?;
         let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -132,30 +180,44 @@ fn answer(mut stream: &TcpStream, target: &str, firewalls: usize) -> Result<usiz
         let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\
                     transfer-encoding: chunked\r\n\r\n";
         stream.write_all(head.as_bytes())?;
+        if target.contains("/egressfirewalls") && firewalls.large > 0 {
+            let edits = firewalls.edits();
+            let chunk = format!("{:x}\r\n{edits}\r\n", edits.len());
+            stream.write_all(chunk.as_bytes())?;
+        }
         // Until the client has had enough.
         let _ended = stream.read(&mut [0])?;
         return Ok(0);
     }
-    let mut list =
-        json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "9"}});
+    let mut items = 0..0;
+    let mut metadata = json!({"resourceVersion": "9"});
     if target.contains("/egressfirewalls") {
         let first = query("continue").map_or(Ok(0), str::parse)?;
-        let limit = query("limit").map_or(Ok(firewalls), str::parse)?;
-        let next = usize::min(first + limit, firewalls);
-        list["items"] = (first..next).map(firewall).collect();
-        if next < firewalls {
-            list["metadata"]["continue"] = json!(next.to_string());
+        let limit = query("limit").map_or(Ok(firewalls.all), str::parse)?;
+        items = first..usize::min(first + limit, firewalls.all);
+        if items.end < firewalls.all {
+            metadata["continue"] = json!(items.end.to_string());
         }
-    } else {
-        list["items"] = json!([]);
     }
-    let body = list.to_string();
+    // In the order of the API server, which sorts the keys of a custom resource.
+    let before = "{\"apiVersion\":\"v1\",\"items\":[";
+    let behind = format!("],\"kind\":\"List\",\"metadata\":{metadata}}}");
+    let first = items.start;
+    let items = items.map(|number| match number == first {
+        true => firewalls.text(number),
+        false => format!(",{}", firewalls.text(number)),
+    });
+    let sizes = items.clone().map(|item| item.len());
+    let length = before.len() + sizes.sum::<usize>() + behind.len();
     let head = format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        body.len()
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{before}"
     );
-    stream.write_all((head + &body).as_bytes())?;
-    Ok(body.len())
+    stream.write_all(head.as_bytes())?;
+    for item in items {
+        stream.write_all(item.as_bytes())?;
+    }
+    stream.write_all(behind.as_bytes())?;
+    Ok(length)
 }
 
 /// The ACLs of the first so many firewalls, as a zone of ovn-kubernetes has them whether it has a
@@ -226,6 +288,15 @@ struct Running(Child);
 
 impl Running {
     fn start(lab: &Lab, api: SocketAddr) -> Result<Self> {
+        Self::start_within(lab, api, |command| command)
+    }
+
+    /// The same, by the command that `within` makes of its own.
+    fn start_within(
+        lab: &Lab,
+        api: SocketAddr,
+        within: impl FnOnce(Command) -> Command,
+    ) -> Result<Self> {
         let kubeconfig = lab.base().join("kubeconfig");
         let text = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -244,7 +315,9 @@ impl Running {
             .args(&arguments[manifests + 2..])
             .arg("--kubeconfig")
             .arg(kubeconfig)
-            .arg("--dns-service=kube-system/k8s-app=kube-dns")
+            .arg("--dns-service=kube-system/k8s-app=kube-dns");
+        let mut command = within(command);
+        command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(lab.base().join("log/dnsflow.log"))?);
@@ -268,13 +341,18 @@ impl Running {
         Ok(least)
     }
 
-    /// Field `RssAnon` of proc_pid_status(5).
+    /// The memory of its own that is in use.
     fn memory_bytes(&self) -> Result<usize> {
+        self.status_bytes("RssAnon")
+    }
+
+    /// A field of proc_pid_status(5).
+    fn status_bytes(&self, field: &str) -> Result<usize> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
         let line = status
             .lines()
-            .find_map(|line| line.strip_prefix("RssAnon:"));
-        let kilobytes = line.context("RssAnon")?.trim().trim_end_matches(" kB");
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        let kilobytes = line.context("the field")?.trim().trim_end_matches(" kB");
         Ok(kilobytes.parse::<usize>()? * 1024)
     }
 }
@@ -305,13 +383,13 @@ fn measure(lab: &Lab, api: SocketAddr, allowed: usize) -> Result<(usize, usize)>
 fn what_is_of_no_concern_here_costs_little() {
     let lab = lab!("scale", agent);
     let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
-    let few = Server::start(&lab, address(6443), 1).expect("it listens");
+    let few = Server::start(&lab, address(6443), Firewalls::usual(1)).expect("it listens");
     let measure = |port, allowed| measure(&lab, address(port), allowed);
     let (alone, quiet) = measure(6443, usize::MAX).expect("it is ready");
     let allowed = alone + BYTES_PER_RULE_MAX * FIREWALLS * RULES;
     let asked = few.requests.load(Relaxed);
 
-    let many = Server::start(&lab, address(6444), FIREWALLS).expect("it listens");
+    let many = Server::start(&lab, address(6444), Firewalls::usual(FIREWALLS)).expect("it listens");
     let (with_firewalls, _) = measure(6444, allowed).expect("it is in proportion");
     let (requests, bytes) = (many.requests.load(Relaxed), many.bytes.load(Relaxed));
 
@@ -333,7 +411,7 @@ fn what_is_of_no_concern_here_costs_little() {
 fn the_services_of_the_cluster_cost_little() {
     let lab = lab!("scale-services", agent);
     let address = SocketAddr::from(([127, 0, 0, 1], 6443));
-    let _server = Server::start(&lab, address, 1).expect("it listens");
+    let _server = Server::start(&lab, address, Firewalls::usual(1)).expect("it listens");
     let (alone, _) = measure(&lab, address, usize::MAX).expect("it is ready");
     let ports = usize::from(SERVICES * PORTS);
     let allowed = alone + BYTES_PER_PORT_MAX * ports;
@@ -341,4 +419,59 @@ fn the_services_of_the_cluster_cost_little() {
     let (with_services, _) = measure(&lab, address, allowed).expect("it is in proportion");
     let per_port = with_services.saturating_sub(alone) / ports;
     println!("{per_port} bytes for each port of {SERVICES} Services");
+}
+
+/// What the agent has of the EgressFirewall of a namespace.
+fn known(lab: &Lab, namespace: &str) -> Result<String> {
+    let mut socket = UnixStream::connect(lab.control_socket())?;
+    let request = format!("GET /v1/firewall?namespace={namespace} HTTP/1.0\r\nhost: agent\r\n\r\n");
+    socket.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+#[test]
+fn the_largest_firewalls_of_many_namespaces_take_no_agent_away() {
+    let lab = lab!("scale-large", agent);
+    let group = match Group::make(lab.name()) {
+        Ok(group) => group,
+        Err(why) => return not_run(&this_test(), why),
+    };
+    group.set_limit(MEMORY_MAX).expect("it is limited");
+    // Fewer, for the figures of docs/sizing.md.
+    let large = std::env::var("DNSFLOW_LARGE_FIREWALLS")
+        .map_or(LARGE, |text| text.parse().expect("a number"));
+    let all = large + BESIDE_LARGE;
+    let address = SocketAddr::from(([127, 0, 0, 1], 6443));
+    let _server = Server::start(&lab, address, Firewalls { large, all }).expect("it listens");
+    let agent = Running::start_within(&lab, address, |command| group.run(command));
+    let mut agent = agent.expect("it starts");
+    let log = lab.base().join("log/dnsflow.log");
+    let mut followed = |number: usize, name: &str| {
+        wait_until("the agent to follow an EgressFirewall", TAKEN_UP, || {
+            if let Some(status) = agent.0.try_wait()? {
+                anyhow::bail!("the agent has ended: {status}");
+            }
+            Ok(known(&lab, &namespace(number)).is_ok_and(|known| known.contains(name)))
+        })
+        .with_context(|| fs::read_to_string(&log).unwrap_or_default())
+    };
+    let first = format!("service-1.example-{large}.com");
+    followed(large, &first).expect("a usual one is followed");
+    let edited = format!("edited.example-{}.com", all - 1);
+    followed(all - 1, &edited).expect("its edit is followed");
+    if large > 0 {
+        followed(0, "large.example").expect("a large one still denies");
+        let (status, _) = lab.ask_agent(&["status"]).expect("it answers");
+        let said = format!("it has {LARGE_PORTS} ports");
+        assert!(status.contains(&said), "{status}");
+    }
+    let mib = |bytes: u64| bytes >> 20;
+    println!(
+        "{large} EgressFirewalls of {} bytes: {} MiB resident at most, {:?} MiB in the group",
+        Firewalls { large, all }.text(0).len(),
+        mib(agent.status_bytes("VmHWM").expect("a number") as u64),
+        group.peak_bytes().map(mib),
+    );
 }

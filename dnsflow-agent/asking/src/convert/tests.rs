@@ -1,3 +1,5 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
 use super::*;
 use crate::egress_firewall::{
     EgressDestination, EgressFirewall, EgressFirewallSpec, EgressPort, EgressRule,
@@ -205,8 +207,27 @@ fn one_odd_rule_keeps_its_place_and_spoils_no_other() {
         (
             "{type: Allow, to: {nodeSelector: {matchLabels: 4}}}",
             "Allow invalid",
-            "nodeSelector: invalid type: integer `4`, expected a map; write matchLabels or \
-             matchExpressions",
+            "nodeSelector.matchLabels is 4; write a mapping of texts",
+        ),
+        (
+            "{type: Allow, to: {nodeSelector: [a]}}",
+            "Allow invalid",
+            "nodeSelector is a list; write matchLabels or matchExpressions",
+        ),
+        (
+            "{type: Allow, to: {nodeSelector: {matchLabels: {a: [b]}}}}",
+            "Allow invalid",
+            "nodeSelector.matchLabels.a is a list; write a text",
+        ),
+        (
+            "{type: Allow, to: {nodeSelector: {matchExpressions: [{key: a, operator: In, values: [b, 5]}]}}}",
+            "Allow invalid",
+            "nodeSelector.matchExpressions[0].values[1] is 5; write a text",
+        ),
+        (
+            "{type: Allow, to: {nodeSelector: {matchExpressions: [{key: a, operator: In, values: [b]}, {key: 7}]}}}",
+            "Allow invalid",
+            "nodeSelector.matchExpressions[1].key is 7; write a text",
         ),
         (
             "{type: Allow, to: {dnsName: a.b}, ports: {protocol: TCP}}",
@@ -368,10 +389,45 @@ fn rules_ports_and_reasons_are_limited() {
     let converted = rules(MAX_REASONS + 5, "7");
     assert_eq!(converted.reasons.len(), MAX_REASONS + 1);
     assert_eq!(converted.reasons[MAX_REASONS], "and 5 more reasons");
-    assert!(ports(&vec![serde_json::json!({"protocol": "TCP"}); MAX_PORTS].into()).is_ok());
-    assert!(ports(&vec![serde_json::json!({"protocol": "TCP"}); MAX_PORTS + 1].into()).is_err());
     let converted = rules(1, &format!("{{type: {}}}", "y".repeat(10_000)));
     assert!(converted.reasons[0].len() < 200, "{:?}", converted.reasons);
+}
+
+#[test]
+fn a_rule_with_too_many_ports_allows_nothing_and_still_denies() {
+    let read = |kind: &str, count: usize| {
+        let ports = vec![json!({"protocol": "TCP", "port": 7}); count];
+        let rule = json!({"type": kind, "to": {"dnsName": "a.b"}, "ports": ports});
+        let converted = firewall(&json!({
+            "metadata": {"namespace": "n", "name": "default"},
+            "spec": {"egress": [rule]},
+        }));
+        let Reading::Firewall(_, firewall) = converted.reading else {
+            panic!("{kind} {count}");
+        };
+        (firewall.rules[0].clone(), converted.reasons)
+    };
+    let reason = |count: usize, effect: &str| {
+        format!("rule 0: it has {count} ports, more than 1024: {effect}; split the rule")
+    };
+    for kind in ["Allow", "Deny"] {
+        let (rule, reasons) = read(kind, PORTS_PER_RULE_MAX);
+        assert_eq!(rule.ports.len(), PORTS_PER_RULE_MAX);
+        assert!(!rule.has_more_ports() && reasons.is_empty(), "{reasons:?}");
+    }
+    for count in [PORTS_PER_RULE_MAX + 1, 45_000] {
+        let (rule, reasons) = read("Allow", count);
+        assert_eq!(reasons, [reason(count, "it allows nothing")]);
+        let full = format!("n/default: {}", reasons[0]);
+        assert_eq!(rule.destination, Destination::Invalid(full));
+        // Without its name, an Allow behind it would open what it denies.
+        let (rule, reasons) = read("Deny", count);
+        assert_eq!(reasons, [reason(count, "it denies every port of a name")]);
+        let name = "a.b".parse().expect("a name");
+        assert_eq!(rule.destination, Destination::Name(name));
+        assert!(rule.has_more_ports());
+        assert_eq!(rule.ports.len(), PORTS_PER_RULE_MAX + 1);
+    }
 }
 
 #[test]

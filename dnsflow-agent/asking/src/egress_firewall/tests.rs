@@ -7,6 +7,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement,
 };
 use kube::Resource as _;
+use serde_json::Value;
 
 use super::*;
 

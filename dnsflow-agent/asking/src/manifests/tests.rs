@@ -2,7 +2,7 @@ use super::*;
 
 /// What is wrong with a YAML text.
 fn refusal(text: &str) -> String {
-    match documents(Path::new("a.yaml"), text) {
+    match documents::<Value>(Path::new("a.yaml"), text) {
         Ok(documents) => panic!("{} documents were taken", documents.len()),
         Err(reason) => reason,
     }
@@ -27,7 +27,8 @@ fn a_refusal_names_document_line_and_column() {
         reason.starts_with("document 1, line 2, column 1"),
         "{reason}"
     );
-    let json = documents(Path::new("a.json"), "{\"a\": 1}\n{\"b\": }\n").expect_err("a refusal");
+    let json =
+        documents::<Value>(Path::new("a.json"), "{\"a\": 1}\n{\"b\": }\n").expect_err("a refusal");
     assert!(json.starts_with("document 2, line 2, column 7"), "{json}");
 }
 
@@ -42,7 +43,8 @@ fn documents_are_counted_from_one() {
 
 #[test]
 fn texts_that_look_like_booleans_stay_texts() {
-    let documents = documents(Path::new("a.yaml"), "a: no\nb: y\nc: true").expect("YAML");
+    let documents: Vec<Value> =
+        documents(Path::new("a.yaml"), "a: no\nb: y\nc: true").expect("YAML");
     assert_eq!(
         documents,
         [serde_json::json!({"a": "no", "b": "y", "c": true})]
@@ -80,7 +82,7 @@ fn bombs_are_refused() {
     refusal(&format!("{}{}", "[".repeat(100), "]".repeat(100)));
     refusal(&"--- {}\n".repeat(2_000));
     refusal(&format!("[{}]", vec!["a"; 600_000].join(",")));
-    let deep = documents(Path::new("a.json"), &"[".repeat(10_000));
+    let deep = documents::<Value>(Path::new("a.json"), &"[".repeat(10_000));
     assert!(deep.is_err());
 }
 
@@ -97,8 +99,10 @@ fn the_largest_firewall_is_read() {
         );
     }
     assert!((text.len() as u64) < MAX_FILE_BYTES);
-    let documents = documents(Path::new("a.yaml"), &text).expect("YAML");
-    let converted = convert::firewall(&documents[0]);
+    let content = Content::of(Path::new("a.yaml"), &text).expect("YAML");
+    let [converted] = &content.firewalls[..] else {
+        panic!("not one firewall");
+    };
     assert!(converted.reasons.is_empty(), "{:?}", converted.reasons);
 }
 

@@ -135,7 +135,9 @@ impl Trial {
 
 /// Whether a rule is for this protocol and port.
 fn is_for(rule: &Rule, wanted: Transport) -> bool {
-    rule.ports.is_empty() || rule.ports.iter().any(|port| port.is_for(wanted))
+    // A rule that denies more ports than are read closes all.
+    let all = rule.ports.is_empty() || rule.has_more_ports();
+    all || rule.ports.iter().any(|port| port.is_for(wanted))
 }
 
 #[cfg(test)]

@@ -10,7 +10,10 @@ use std::{fmt, iter, net::IpAddr, str::FromStr};
 use ipnet::IpNet;
 
 use super::hash::Family;
-use crate::values::flow::{Protocol, Transport};
+use crate::values::{
+    firewall::PORTS_PER_RULE_MAX,
+    flow::{Protocol, Transport},
+};
 
 /// The destination in an ACL's match.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -325,6 +328,12 @@ impl<'a> Cursor<'a> {
     /// `((udp && ( udp.dst == 53 || udp.dst == 54 )) || (tcp))`
     fn transports(&mut self) -> Result<Vec<Transport>, AclMatchError> {
         let mut transports = Vec::new();
+        // Those beyond change nothing: a rule with so many has no room at any address.
+        let mut push = |transport| {
+            if transports.len() <= PORTS_PER_RULE_MAX {
+                transports.push(transport);
+            }
+        };
         self.expect("(", "`(` of the ports")?;
         loop {
             self.expect("(", "`(` of a protocol")?;
@@ -339,7 +348,7 @@ impl<'a> Cursor<'a> {
                     self.expect(name, "the protocol again")?;
                     self.expect(".dst", "`.dst`")?;
                     self.expect("==", "`==`")?;
-                    transports.push(Transport {
+                    push(Transport {
                         protocol,
                         port: Some(self.number("a port")?),
                     });
@@ -349,7 +358,7 @@ impl<'a> Cursor<'a> {
                 }
                 self.expect(")", "`)` of a port")?;
             } else {
-                transports.push(Transport {
+                push(Transport {
                     protocol,
                     port: None,
                 });

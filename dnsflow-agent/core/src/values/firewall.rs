@@ -7,6 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::values::{flow::Transport, name::DnsName};
 
+/// Ports of one rule that are read. No address has room for as many flows
+/// ([`FLOWS_PER_ADDRESS_MAX`](crate::values::limits::FLOWS_PER_ADDRESS_MAX)), so that a rule with more ports could open
+/// nothing, and closes every port of an address if it denies.
+pub const PORTS_PER_RULE_MAX: usize = 1_024;
+
 /// The identity of an EgressFirewall: namespace and name (in a cluster always `default`).
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct FirewallId {
@@ -148,6 +153,11 @@ impl Floor {
 }
 
 impl Rule {
+    /// Whether the resource has further ports, which were not read.
+    pub fn has_more_ports(&self) -> bool {
+        self.ports.len() > PORTS_PER_RULE_MAX
+    }
+
     /// The name that the rule denies, if it does.
     pub fn denied_name(&self) -> Option<&DnsName> {
         match (self.action, &self.destination) {
@@ -164,7 +174,7 @@ pub struct Rule {
     pub action: RuleAction,
     /// `to`.
     pub destination: Destination,
-    /// `ports`; empty means all traffic.
+    /// `ports`; empty means all traffic. At most one more than [`PORTS_PER_RULE_MAX`], which says that there are others.
     pub ports: Vec<Transport>,
 }
 

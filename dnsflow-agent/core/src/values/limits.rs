@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use dnsflow_common::record::DEFER_BURST;
 
-use crate::values::name::DomainName;
+use crate::values::{firewall::PORTS_PER_RULE_MAX, name::DomainName};
 
 /// A limit that the answers to a pod have reached. The text has the loss of the pod, and the remedy; the caller prints the
 /// limit's number beside it.
@@ -211,6 +211,7 @@ pub const REMOVALS_WAITING_MAX: usize = 1 << 17;
 /// flow for each of its ports, two on a stateful switch. A rule whose flows do not fit beside those of other rules opens
 /// nothing, and denies all traffic to the address if it denies.
 pub const FLOWS_PER_ADDRESS_MAX: usize = 256;
+const _: () = assert!(FLOWS_PER_ADDRESS_MAX <= PORTS_PER_RULE_MAX);
 /// Flows of one address where those of the port have many ([`CacheLimits::flows_per_port_max`]), unless it has more. An
 /// address that needs no more always gets them.
 pub const FEW_FLOWS: usize = 8;

@@ -20,18 +20,17 @@ use crate::{
     check::facts::{Cluster, Firewalls},
     k8s::{
         ClientOptions, DnsService, client,
-        convert::{self, Reading},
+        convert::{Reading, Stored},
         dns_services::{self, SELECTIONS_MAX},
-        egress_firewall::Stored,
+        list::{self, List},
         permissions::{self, Permission},
         service_cidrs,
+        slim::Slim,
     },
 };
 
-/// At most this many EgressFirewalls are read, and a page more.
+/// At most this many EgressFirewalls are read.
 const FIREWALLS_MAX: usize = 5_000;
-/// How many are in a page.
-const PAGE: u32 = 500;
 
 pub(super) async fn ask(
     options: ClientOptions,
@@ -66,41 +65,43 @@ pub(super) async fn ask(
 /// The EgressFirewalls that can be used.
 async fn firewalls(client: &Client) -> Result<Firewalls, String> {
     let api = Api::<Stored>::all(client.clone());
+    let mut list = List::new(&api, ListParams::default());
     let mut firewalls = Firewalls::default();
-    let mut page = ListParams::default().limit(PAGE);
-    loop {
-        let list = within(api.list(&page)).await?;
-        for stored in &list.items {
-            if let Reading::Firewall(id, firewall) = convert::firewall(&stored.object).reading {
-                firewalls.read.insert(id.namespace, firewall);
-            }
-        }
-        let next = list.metadata.continue_.filter(|token| !token.is_empty());
-        let Some(next) = next else {
-            return Ok(firewalls);
-        };
+    while let Some(stored) = within(list.next()).await? {
         if firewalls.read.len() >= FIREWALLS_MAX {
             firewalls.are_more = true;
-            return Ok(firewalls);
+            break;
         }
-        page = page.continue_token(&next);
+        if let Reading::Firewall(id, firewall) = stored.converted.reading {
+            firewalls.read.insert(id.namespace, firewall);
+        }
     }
+    Ok(firewalls)
 }
 
 /// The networks of Services; `None` if the API server does not know the resource.
 async fn service_networks(client: &Client) -> Result<Option<BTreeSet<IpNet>>, String> {
-    let api = Api::<ServiceCIDR>::all(client.clone());
+    let api = Api::<Slim<ServiceCIDR>>::all(client.clone());
+    let mut list = List::new(&api, ListParams::default());
     let found = within(async {
-        match api.list(&ListParams::default()).await {
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-            found => found.map(Some),
+        let mut networks = BTreeSet::new();
+        loop {
+            match list.next().await {
+                Ok(Some(Slim(cidr))) => networks.extend(service_cidrs::networks(&cidr)),
+                Ok(None) => return Ok(Some(networks)),
+                Err(list::Error::Request(kube::Error::Api(status))) if status.code == 404 => {
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            }
         }
     });
-    let found = found.await?;
-    Ok(found.map(|found| found.iter().flat_map(service_cidrs::networks).collect()))
+    found.await
 }
 
-async fn within<T>(answer: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
+async fn within<T, E: std::error::Error>(
+    answer: impl Future<Output = Result<T, E>>,
+) -> Result<T, String> {
     match timeout(PATIENCE, answer).await {
         Ok(answer) => answer.map_err(|error| client::chain(&error)),
         Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
@@ -138,13 +139,11 @@ async fn may(client: &Client, permission: &Permission) -> Result<bool, String> {
 }
 
 async fn resolvers(client: &Client, service: &DnsService) -> Result<BTreeSet<Resolver>, String> {
-    let config = dns_services::config(service);
-    let parameters = ListParams {
-        label_selector: config.label_selector,
-        field_selector: config.field_selector,
-        ..ListParams::default()
-    };
-    let api = Api::<Service>::namespaced(client.clone(), &service.namespace);
-    let found = within(api.list(&parameters)).await?;
-    Ok(found.iter().flat_map(dns_services::resolvers).collect())
+    let api = Api::<Slim<Service>>::namespaced(client.clone(), &service.namespace);
+    let mut list = List::new(&api, dns_services::selection(service));
+    let mut resolvers = BTreeSet::new();
+    while let Some(Slim(service)) = within(list.next()).await? {
+        resolvers.extend(dns_services::resolvers(&service));
+    }
+    Ok(resolvers)
 }

@@ -3,8 +3,18 @@ use serde_json::{Value, json};
 use super::*;
 
 fn service(spec: Value) -> Service {
-    serde_json::from_value(json!({"metadata": {"name": "kube-dns"}, "spec": spec}))
-        .expect("a Service")
+    let service = json!({
+        "metadata": {"name": "kube-dns", "annotations": {"a": "b"}, "managedFields": [{"fieldsV1": {}}]},
+        "spec": spec,
+        "status": {"loadBalancer": {}},
+    });
+    let Slim::<Service>(service) = serde_json::from_value(service).expect("a Service");
+    assert_eq!(service.metadata.name.as_deref(), Some("kube-dns"));
+    assert_eq!(
+        (&service.metadata.annotations, &service.status),
+        (&None, &None)
+    );
+    service
 }
 
 fn told(spec: Value) -> Vec<String> {
@@ -51,6 +61,15 @@ fn what_has_no_address_of_its_own_is_no_resolver() {
 }
 
 #[test]
+fn no_service_has_more_resolvers_than_are_told() {
+    let ports = (1..2_000).map(|port| json!({"name": "dns-x", "port": port, "protocol": "UDP"}));
+    let ports: Vec<Value> = ports.collect();
+    let found = told(json!({"clusterIPs": ["10.96.0.11", "10.96.0.10"], "ports": ports}));
+    assert_eq!(found.len(), RESOLVERS_MAX + 1);
+    assert_eq!(found[RESOLVERS_MAX], "10.96.0.10 257");
+}
+
+#[test]
 fn selections_are_written_as_they_are_read() {
     for text in [
         "kube-system/k8s-app=kube-dns",
@@ -69,10 +88,10 @@ fn selections_are_written_as_they_are_read() {
 
 #[test]
 fn both_kinds_of_selection_are_left_to_the_server() {
-    let config = |text: &str| super::config(&text.parse().expect("a Service"));
+    let selection = |text: &str| super::selection(&text.parse().expect("a Service"));
     assert_eq!(
-        config("a/b").field_selector.as_deref(),
+        selection("a/b").field_selector.as_deref(),
         Some("metadata.name=b")
     );
-    assert_eq!(config("a/b=c").label_selector.as_deref(), Some("b=c"));
+    assert_eq!(selection("a/b=c").label_selector.as_deref(), Some("b=c"));
 }

@@ -1,3 +1,5 @@
+use kube::core::Status;
+
 use super::*;
 
 #[test]
@@ -30,7 +32,7 @@ fn causes_name_the_url_and_the_cure() {
     };
     let error = |code: u16| {
         let status = Status::failure("said the server", "Reason").with_code(code);
-        watcher::Error::InitialListFailed(kube::Error::Api(status.boxed()))
+        Error::Watch(kube::Error::Api(status.boxed()))
     };
     let cause = |code| describe(&error(code), "http://api:1", &subject);
     assert_eq!(cause(410), None);

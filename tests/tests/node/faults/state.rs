@@ -2,12 +2,9 @@
 
 use std::{fs, process::Command};
 
-use dnsflow_tests::{agent::Agent, lab, standstill::play};
+use dnsflow_tests::{agent::Agent, cgroup::around, lab, standstill::play};
 
-use crate::faults::{
-    agent::around,
-    traffic::{Bound, Scene},
-};
+use crate::faults::traffic::{Bound, Scene};
 
 /// What is wrong with the directory.
 enum Wrong {

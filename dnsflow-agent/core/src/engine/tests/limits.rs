@@ -1,7 +1,10 @@
 //! What one pod can have, and what makes room.
 
 use super::{restart::after_restart, *};
-use crate::values::limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX};
+use crate::values::{
+    firewall::PORTS_PER_RULE_MAX,
+    limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX},
+};
 
 #[test]
 fn a_pod_that_resolves_without_end_forgets_what_matters_least() {
@@ -227,6 +230,37 @@ fn a_rule_that_denies_and_whose_flows_do_not_fit_closes_all_ports() {
     for flows in priorities(&node).values() {
         assert_eq!(*flows, [(11_000, 1), (10_999, 1)].into());
     }
+}
+
+#[test]
+fn a_rule_with_more_ports_than_are_read_denies_what_rules_behind_it_allow() {
+    let ovn = [many(deny("bad.test"), 2_000), allow("bad.test")];
+    let read = [
+        many(deny("bad.test"), PORTS_PER_RULE_MAX + 1),
+        allow("bad.test"),
+    ];
+    let mut node = Node::with(&[allow("bad.test")]);
+    node.set_firewall(&read);
+    node.set_ovn(&ovn);
+    node.answer("p1", "bad.test", &[ADDRESS], 60);
+    assert_eq!(priorities(&node)["203.0.113.1"], [(11_000, 1)].into());
+    // Without its name, the one behind it decides.
+    let invalid = Destination::Invalid("too many ports".into());
+    let refused = [
+        Rule {
+            destination: invalid,
+            ..deny("bad.test")
+        },
+        allow("bad.test"),
+    ];
+    let mut node = Node::with(&[allow("bad.test")]);
+    node.set_firewall(&refused);
+    node.set_ovn(&ovn);
+    node.answer("p1", "bad.test", &[ADDRESS], 60);
+    assert_ne!(
+        priorities(&node).get("203.0.113.1"),
+        Some(&[(11_000, 1)].into())
+    );
 }
 
 /// A pod fills the room for flows that all pods have together.

@@ -42,6 +42,18 @@ fn a_match_that_is_written_is_read() {
 }
 
 #[test]
+fn no_more_ports_are_kept_than_say_that_there_are_more() {
+    for count in [PORTS_PER_RULE_MAX, PORTS_PER_RULE_MAX + 1, 45_000] {
+        let all: Vec<_> = (1..=count)
+            .map(|number| port(Protocol::Tcp, number as u16))
+            .collect();
+        let text = format!("(ip4.dst == $a1) && inport == @a3{}", of_ports(&all));
+        let kept = name(&text).transports;
+        assert_eq!(kept, all[..count.min(PORTS_PER_RULE_MAX + 1)]);
+    }
+}
+
+#[test]
 fn ports_keep_their_protocol() {
     let ports =
         |text: &str| name(&format!("(ip4.dst == $a1) && inport == @a3 && {text}")).transports;

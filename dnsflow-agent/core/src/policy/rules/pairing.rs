@@ -26,6 +26,7 @@ use crate::{
     },
     values::{
         firewall::{Destination, Firewall, Floor, IpVersions, Rule, RuleAction},
+        flow::Transport,
         name::{DnsName, DomainName},
     },
 };
@@ -123,18 +124,18 @@ impl Row {
     /// Whether it is an ACL that ovn-kubernetes makes of the rule at its index. The labels of nodes, which an ACL does not
     /// show, count as equal, and so does a match of another form.
     fn is_of(&self, rule: &Rule) -> bool {
+        // Where not all ports are read, they count as equal, too.
+        let has_ports =
+            |found: &[Transport]| rule.has_more_ports() || ports(found) == ports(&rule.ports);
         let is_right = match (&rule.destination, &self.matches) {
             (Destination::Invalid(_), _) => return true,
             (_, Err(_)) => true,
             (Destination::Name(name), Ok(AclMatch::Name(matches))) => {
-                stands_for(matches, name) && ports(&matches.transports) == ports(&rule.ports)
+                stands_for(matches, name) && has_ports(&matches.transports)
             }
-            (Destination::Nodes, Ok(AclMatch::Nodes(matches))) => {
-                ports(&matches.transports) == ports(&rule.ports)
-            }
+            (Destination::Nodes, Ok(AclMatch::Nodes(matches))) => has_ports(&matches.transports),
             (Destination::Cidr(network), Ok(AclMatch::Network(matches))) => {
-                matches.network == network.trunc()
-                    && ports(&matches.transports) == ports(&rule.ports)
+                matches.network == network.trunc() && has_ports(&matches.transports)
             }
             (Destination::Cidr(_) | Destination::Nodes, Ok(AclMatch::Other)) => true,
             _ => false,

@@ -5,12 +5,16 @@ use proptest::prelude::*;
 use super::{pairing::Pairing, resource::ResourceProblems, *};
 use crate::{
     ovn::{
+        acl::of_ports,
         hash::{Family, address_set_hashes},
         rows::{Acl, LogicalFlow, RowId},
         view::AclRow,
     },
     policy::plan::matched_by_any,
-    values::{firewall::Rule, flow::Protocol},
+    values::{
+        firewall::{PORTS_PER_RULE_MAX, Rule},
+        flow::Protocol,
+    },
 };
 
 const PORT_GROUP: &str = "a9633447981174624809";
@@ -226,6 +230,19 @@ fn a_firewall_is_enforced_where_its_acls_say_so() {
         .replace("(tcp && ( tcp.dst == 443 ))", "(tcp)");
     let all = ports(allow("example.com"), &[https, (Protocol::Tcp, None)]);
     check(&[all], &acls, true);
+    // Of more ports than are read, OVN has all.
+    let port = |port: usize| (Protocol::Tcp, u16::try_from(port).ok());
+    let listed = |count: usize| {
+        ports(
+            allow("example.com"),
+            &(1..=count).map(port).collect::<Vec<_>>(),
+        )
+    };
+    let mut long = vec![acl(0, set_of("example.com"))];
+    long[0].matches += &of_ports(&listed(2_000).ports);
+    check(&[listed(PORTS_PER_RULE_MAX + 1)], &long, true);
+    check(&[listed(PORTS_PER_RULE_MAX)], &long, false);
+    check(&[listed(1)], &long, false);
     // What cannot be told counts as right.
     let invalid = Rule {
         destination: Destination::Invalid("no destination".into()),
