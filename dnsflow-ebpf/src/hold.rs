@@ -144,9 +144,9 @@ pub fn send_copy(frame: &Frame<'_>) -> Option<i32> {
 /// The family of packet sockets (packet(7)).
 const AF_PACKET: u32 = 17;
 
-/// Whether the frame is charged to a packet socket that has a mark, as those of agents have: of this one, or of the next
-/// one, whose programs are not here yet. To copy a frame of anybody else's harms nothing. The mark of the frame itself
-/// does not say it, because another program may have changed it.
+/// Whether the frame is charged to a packet socket that has a mark, as those of agents have: of this one, or of the
+/// next one, whose programs are not here yet. To copy a frame of anybody else's harms nothing. The mark of the frame
+/// itself does not say it, because another program may have changed it.
 #[inline(always)]
 fn is_charged_to_an_agent(frame: &Frame<'_>) -> bool {
     // SAFETY: the context is the kernel's. The verifier checks that a socket is read only where there is one.
