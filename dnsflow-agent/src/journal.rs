@@ -130,6 +130,7 @@ fn owner(report: &Report) -> Owner {
         | Report::ClusterNetworks { .. }
         | Report::AllowedAnyway(_)
         | Report::ResolverCovered { .. }
+        | Report::LoadBalancersUnread(_)
         | Report::MarksEndNowhere
         | Report::TableTooLarge(_)
         | Report::TableReadAgain { .. }
