@@ -2,17 +2,16 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    hint::spin_loop,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::Range,
-    sync::Barrier,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
 use aya::{TestRun as _, TestRunOptions, programs::SchedClassifier};
 use dnsflow_agent::{
-    capture::{Attacher, Capture, Entries, EntryTimes, INGRESS, Options, Reading},
+    capture::{Capture, Entries, EntryTimes, INGRESS, Networks, Options, Reading},
     clock::now,
 };
 use dnsflow_common::{
@@ -24,6 +23,7 @@ use dnsflow_common::{
 };
 use dnsflow_core::{Timestamp, values::name::DomainName};
 use dnsflow_tests::frames::{Fragment, Frame, Transport};
+use ipnet::IpNet;
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 
 use crate::{
@@ -190,14 +190,16 @@ impl Loaded {
     }
 }
 
+const TIMES: EntryTimes = EntryTimes {
+    least: 30,
+    most: 100,
+    more: 7,
+};
+
 /// With an agent that is well, rules that mention `example.com`, and the class of names one label below it.
 fn opening() -> Option<Loaded> {
     let options = Options {
-        entry_times: EntryTimes {
-            least: 30,
-            most: 100,
-            more: 7,
-        },
+        entry_times: TIMES,
         ..marking()
     };
     let mut program = load(&options)?;
@@ -482,78 +484,73 @@ fn without_an_agent_addresses_are_opened_untold() {
     assert_eq!(program.open().len(), usize::from(last));
 }
 
-/// The programs of a loaded object that an answer passes, to be run beside changes of the maps.
-struct Runs<'a> {
-    ingress: &'a SchedClassifier,
-    egress: &'a SchedClassifier,
-}
-
-impl<'a> Runs<'a> {
-    fn of(attacher: &'a mut Attacher) -> Self {
-        let ebpf = attacher.attachments.program_mut().ebpf_mut();
-        let program = |name| -> &SchedClassifier {
-            let program = ebpf.program(name).expect("the program");
-            program.try_into().expect("a classifier")
-        };
-        Self {
-            ingress: program(INGRESS),
-            egress: program(crate::EGRESS),
-        }
-    }
-
-    fn run(program: &SchedClassifier, frame: &[u8]) {
-        let options = TestRunOptions {
-            data_in: Some(frame),
-            ..TestRunOptions::default()
-        };
-        program.test_run(options).expect("the kernel runs it");
-    }
+/// Runs the programs on an answer with the first address, again and again, beside changes of their maps. No agent is
+/// well: an answer opens whether it finds room in the ring buffer or not.
+fn answered_beside(
+    left_out: &[(IpNet, bool)],
+    change: impl FnOnce(&mut Entries, &mut Networks),
+) -> Option<Loaded> {
+    let options = Options {
+        entry_times: TIMES,
+        shares: false,
+        ..marking()
+    };
+    let mut program = load(&options)?;
+    program.filter(IFINDEX, &["example.com"]);
+    program.open_class("example.com", Depth::Child, Version::V4);
+    let left = program
+        .capture
+        .networks
+        .change(&left_out.iter().copied().collect());
+    left.expect("the kernel has the map");
+    let frame = addresses(NAME, [1]);
+    let frames = [query_of(&frame).build(), frame.build()];
+    let Capture {
+        attacher,
+        entries,
+        networks,
+        ..
+    } = &mut program.capture;
+    let ebpf = attacher.attachments.program_mut().ebpf_mut();
+    let programs = [INGRESS, crate::EGRESS].map(|name| -> &SchedClassifier {
+        let program = ebpf.program(name).expect("the program");
+        program.try_into().expect("a classifier")
+    });
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                for (program, frame) in programs.iter().zip(&frames) {
+                    let options = TestRunOptions {
+                        data_in: Some(frame),
+                        ..TestRunOptions::default()
+                    };
+                    program.test_run(options).expect("the kernel runs it");
+                }
+            }
+        });
+        change(entries, networks);
+        is_over.store(true, Ordering::Relaxed);
+    });
+    Some(program)
 }
 
 /// The program has read the entry, and moves its end, when the agent sets another mark.
 #[test]
 fn a_mark_that_the_agent_sets_beside_the_program_stays() {
-    const ROUNDS: u64 = 5000;
-    let Some(mut program) = opening() else {
-        return;
-    };
-    program.heart_beats(false);
-    let frame = addresses(NAME, [1]);
-    let (query, answer) = (query_of(&frame).build(), frame.build());
-    let Capture {
-        attacher, entries, ..
-    } = &mut program.capture;
-    let runs = Runs::of(attacher);
-    let barrier = Barrier::new(2);
+    const ROUNDS: usize = 20_000;
     let other = MARK ^ 0x0020_0000;
-    let set = |entries: &mut Entries, mark| {
-        let until = now() + Duration::from_secs(10);
-        let set = entries.set(IFINDEX, v4(1).into(), mark, until);
-        set.expect("it can be set");
-    };
-    let mark = |entries: &mut Entries| {
-        let found = entries.read(&mut Reading::default());
-        found.expect("they can be read")[0].mark
-    };
-    let changed = thread::scope(|scope| {
-        scope.spawn(|| {
-            for _ in 0..ROUNDS {
-                Runs::run(runs.ingress, &query);
-                barrier.wait();
-                Runs::run(runs.egress, &answer);
-                barrier.wait();
+    let mut changed = 0;
+    answered_beside(&[], |entries, _| {
+        for _ in 0..ROUNDS {
+            for mark in [MARK, other] {
+                let until = now() + Duration::from_secs(10);
+                // To panic here would leave the other thread running.
+                let _ = entries.set(IFINDEX, v4(1).into(), mark, until);
             }
-        });
-        let mut changed = 0;
-        for round in 0..ROUNDS {
-            set(entries, MARK);
-            barrier.wait();
-            (0..round % 256).for_each(|_| spin_loop());
-            set(entries, other);
-            barrier.wait();
-            changed += usize::from(mark(entries) != other);
+            let found = entries.read(&mut Reading::default());
+            changed += usize::from(found.is_ok_and(|found| found[0].mark != other));
         }
-        changed
     });
     assert_eq!(changed, 0);
 }
@@ -561,36 +558,23 @@ fn a_mark_that_the_agent_sets_beside_the_program_stays() {
 /// Each of both networks has the address.
 #[test]
 fn an_address_of_a_network_in_place_of_another_one_is_opened_at_no_time() {
-    const ROUNDS: usize = 5000;
-    let Some(mut program) = opening() else {
-        return;
-    };
-    program.heart_beats(false);
-    let frame = addresses(NAME, [1]);
-    let (query, answer) = (query_of(&frame).build(), frame.build());
-    let Capture {
-        attacher, networks, ..
-    } = &mut program.capture;
+    const ROUNDS: usize = 20_000;
     let [one, other] = ["203.0.113.0/24", "203.0.112.0/23"].map(|net| net.parse().expect("one"));
-    let mut change = |come, gone| {
-        let changed = networks.change(&BTreeMap::from([(come, true), (gone, false)]));
-        changed.expect("the kernel has the map");
-    };
-    change(one, other);
-    let runs = Runs::of(attacher);
-    thread::scope(|scope| {
-        let answers = scope.spawn(|| {
-            for _ in 0..ROUNDS {
-                Runs::run(runs.ingress, &query);
-                Runs::run(runs.egress, &answer);
-            }
-        });
-        while !answers.is_finished() {
-            change(other, one);
-            change(one, other);
+    let mut refused = 0;
+    let program = answered_beside(&[(one, true)], |_, networks| {
+        for round in 0..ROUNDS {
+            let (come, gone) = if round % 2 == 0 {
+                (other, one)
+            } else {
+                (one, other)
+            };
+            let changed = networks.change(&[(come, true), (gone, false)].into());
+            refused += usize::from(changed.is_err());
         }
     });
-    assert_eq!(program.open(), BTreeMap::new());
+    if let Some(mut program) = program {
+        assert_eq!((refused, program.open()), (0, BTreeMap::new()));
+    }
 }
 
 /// The kernel may lack a longer name of the rules.

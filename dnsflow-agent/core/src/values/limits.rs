@@ -260,9 +260,10 @@ pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 pub const UNKNOWN_MAX: usize = 1 << 17;
 /// Those of them that are of groups: by default, there are 2,047 groups, with a few flows each.
 pub const UNKNOWN_OF_GROUPS_MAX: usize = UNKNOWN_MAX / 4;
-/// Marks of an earlier run that are adopted for addresses whose names are not known. Each takes 1.6 KiB or more while it
-/// is adopted, and up to an hour passes until it ends. There are many only after a start without a snapshot.
-pub const MARKS_ADOPTED_MAX: usize = 1 << 16;
+/// Marks of an earlier run that are adopted for addresses whose names are not known. Each takes 1.6 KiB while it is
+/// adopted, 4.3 KiB if its rule has 24 ports, and ends within an hour. There are many only after a start without a
+/// snapshot.
+pub const MARKS_ADOPTED_MAX: usize = 1 << 14;
 /// Lost flows are restored in batches of about so many …
 pub const RESTORE_MAX: usize = 2048;
 /// … of which so many are under way. The switch always has something to do, and an opening never
