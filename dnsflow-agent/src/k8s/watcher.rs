@@ -57,7 +57,7 @@ impl Error {
 
 enum State<K> {
     Begin,
-    Listing(List<K>),
+    Listing(Box<List<K>>),
     /// The list is whole, and known up to this version.
     Listed(String),
     Watching(
@@ -98,7 +98,7 @@ where
     match state {
         State::Begin => {
             let list = List::new(api, selection.clone());
-            (Some(Ok(Event::Init)), State::Listing(list))
+            (Some(Ok(Event::Init)), State::Listing(Box::new(list)))
         }
         State::Listing(mut list) => match list.next().await {
             Ok(Some(object)) => (Some(Ok(Event::InitApply(object))), State::Listing(list)),
