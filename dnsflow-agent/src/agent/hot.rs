@@ -173,6 +173,7 @@ impl Hot {
     fn tell_counters(&mut self) {
         self.kernel.releasing.forget_causes();
         self.kernel.opening.forget_refusal();
+        self.upkeep.accounts.tell(&self.engine);
     }
 
     /// Before a frame of an interface comes the news that the interface is there.
