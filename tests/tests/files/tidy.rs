@@ -210,6 +210,7 @@ fn every_test_that_the_documents_on_security_and_reliability_name_is_there() {
     files.extend(rust_files(&workspace.join("dnsflow-agent/core/src")));
     files.extend(rust_files(&workspace.join("dnsflow-agent/ovsdb/src")));
     files.extend(rust_files(&workspace.join("dnsflow-agent/asking/src")));
+    files.extend(rust_files(&workspace.join("dnsflow-agent/asking/tests")));
     let texts = files
         .iter()
         .map(|file| fs::read_to_string(file).expect("a text"));
