@@ -160,7 +160,11 @@ async fn a_list_is_told_once_and_whole_then_each_change() {
 async fn what_ovn_kubernetes_could_not_apply_is_told() {
     let (mut server, mut watch) = start().await;
     let one = firewall("ns1", "5", "one.example");
-    server.list().await.items("10", &[one.clone()]).await;
+    server
+        .list()
+        .await
+        .items("10", std::slice::from_ref(&one))
+        .await;
     assert_eq!(watch.update().await, "reset ns1(one.example)");
     let mut events = server.watch("10").await.events().await;
     let mut refused = one;
