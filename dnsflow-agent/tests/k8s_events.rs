@@ -17,7 +17,10 @@ use dnsflow_core::{
 };
 use fake::{Kubeconfig, PATIENCE, Server, status};
 use serde_json::{Value, json};
-use tokio::{task::JoinHandle, time::timeout};
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 
 const FIREWALL: &str = "/apis/k8s.ovn.org/v1/namespaces/ns1/egressfirewalls/default";
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/ns1/events";
@@ -149,6 +152,16 @@ async fn another_nodes_event_is_enough_and_a_refusal_is_tried_again() {
 async fn a_limit_becomes_an_event_that_is_the_same_for_every_pod() {
     let mut server = Server::start("127.0.0.1:0").await;
     let (reporter, _kubeconfig, _task) = start(&server);
+    // What is met again while it is told is not told again.
+    let is_told = async |events: u64| {
+        let counters = reporter.counters();
+        let told = async {
+            while counters.created.load(Relaxed) < events {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(PATIENCE, told).await.expect("it is told");
+    };
     let reached = |port: &str, limit: Limit| Report::LimitReached {
         namespace: "ns1".into(),
         port: port.into(),
@@ -161,6 +174,7 @@ async fn a_limit_becomes_an_event_that_is_the_same_for_every_pod() {
     assert_eq!(event["reason"], "LimitReached");
     let note = event["note"].as_str().expect("a note");
     assert!(note.contains("256") && note.contains("--max-addresses-per-name"));
+    is_told(1).await;
     reporter.tell(&reached("ns1_pod2", of_name()));
     let again = created(&mut server).await;
     assert_eq!(again["metadata"]["name"], event["metadata"]["name"]);

@@ -142,14 +142,14 @@ fn a_class_that_the_kernel_has_refused_or_lost_comes_with_a_later_answer() {
     node.answer("p1", "cdn.example.com", &[FRESH], 600);
     assert_eq!(node.kernel.classes.len(), 1);
     assert!(is_marked(&node, FRESH), "the agent opens it meanwhile");
-    let sets = node.log.iter().filter_map(|command| match command {
+    let mut sets = node.log.iter().filter_map(|command| match command {
         Command::ChangeClasses(changes) => changes.iter().find_map(|change| match change {
             ClassChange::Set { element, .. } => Some(*element),
             ClassChange::Remove { .. } => None,
         }),
         _ => None,
     });
-    let lost = sets.last().expect("the class");
+    let lost = sets.next_back().expect("the class");
     node.give(Input::ClassesRefused([lost].into()));
     assert_eq!(node.kernel.classes, Default::default());
     node.answer("p1", "img.example.com", &[[203, 0, 113, 78]], 600);
