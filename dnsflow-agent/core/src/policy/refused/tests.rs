@@ -877,8 +877,11 @@ fn kinds() -> impl Iterator<Item = (Option<&'static str>, Option<&'static str>)>
     networks.flat_map(|network| [None, Some("ns1")].map(|namespace| (*network, namespace)))
 }
 
-/// Whether each address is refused to each kind of pod, and whether it is in front of a load balancer.
-fn checks(refused: &RefusedAddresses) -> BTreeMap<IpAddr, Vec<(Result<(), Refused>, bool)>> {
+/// Whether an address is refused to a kind of pod, and whether it is in front of a load balancer.
+type Checked = (Result<(), Refused>, bool);
+
+/// The same of each address, for each kind of pod.
+fn checks(refused: &RefusedAddresses) -> BTreeMap<IpAddr, Vec<Checked>> {
     let forms = ADDRESSES
         .iter()
         .map(|text| address(text))
