@@ -62,6 +62,7 @@ pub(super) struct Outside {
 pub(super) struct Ends {
     pub(super) inputs: Inputs,
     pub(super) found: Inputs,
+    pub(super) edits: Inputs,
     pub(super) questions: mpsc::Receiver<FlowQuestion>,
     pub(super) conntrack_requests: mpsc::Receiver<conntrack::Request>,
     pub(super) looks: mpsc::Receiver<Vec<Path>>,
@@ -101,13 +102,13 @@ pub(super) async fn run(
         asking,
         health,
     } = outside;
-    let inputs = ends.inputs.clone();
+    let (inputs, edits) = (ends.inputs.clone(), ends.edits.clone());
     let metrics = Arc::clone(&asking.metrics);
     let mut edges = Edges::default();
     edges.start("who asks for this agent", Claim::answer(claim));
     edges.start_node(&options, ends, estimate, databases);
     let objects = Objects::default();
-    edges.start_cluster(&options, inputs.clone(), notices, objects.clone());
+    edges.start_cluster(&options, (inputs.clone(), edits), notices, objects.clone());
     edges.start_people(&options, inputs, denials, asking, objects);
     if let Some(address) = options.listen {
         edges.start("HTTP clients", api::serve(address, health, metrics));
@@ -168,6 +169,7 @@ impl Edges {
         let Ends {
             inputs,
             found,
+            edits: _,
             questions,
             conntrack_requests,
             looks,
@@ -199,7 +201,7 @@ impl Edges {
     fn start_cluster(
         &mut self,
         options: &AgentOptions,
-        inputs: Inputs,
+        (inputs, edits): (Inputs, Inputs),
         notices: Notices,
         objects: Objects,
     ) {
@@ -209,7 +211,7 @@ impl Edges {
         let (sender, resolvers) = mpsc::channel(1);
         let telling = node_addresses::tell_resolvers(resolvers, inputs.clone());
         let (networks_sender, networks) = mpsc::channel(1);
-        let told = inputs.clone();
+        let told = inputs;
         let telling_networks = node_addresses::tell_service_networks(networks, of_routes, told);
         if let Some(dir) = options.manifests.clone() {
             self.leave_unread(networks_sender);
@@ -217,7 +219,7 @@ impl Edges {
             let watch = async move {
                 // There is no cluster whose DNS Services could be asked for.
                 if sender.send(BTreeSet::new()).await.is_ok() {
-                    manifests::watch_manifests(dir, inputs, objects).await;
+                    manifests::watch_manifests(dir, edits, objects).await;
                 }
             };
             self.leave_unread(notices);
@@ -233,7 +235,7 @@ impl Edges {
         self.start("the cluster's DNS Services", both(watch, telling));
         let watch = k8s::watch_service_cidrs(client.clone(), networks_sender);
         self.start("the networks of Services", both(watch, telling_networks));
-        self.start("Kubernetes", k8s::watch(client, inputs, objects));
+        self.start("Kubernetes", k8s::watch(client, edits, objects));
     }
 
     /// Denied connections, and the control socket.

@@ -27,6 +27,7 @@ use crate::{
     memory,
 };
 pub(super) use carrying_out::Listeners;
+use kernel::TURN_MAX;
 pub(super) use kernel::{Frames, Kernel, LeftFrames, Marks, Opening, Releasing};
 pub(super) use peers::Peers;
 pub(super) use switch_link::SwitchLink;
@@ -54,6 +55,8 @@ pub(super) struct Incoming {
     pub(super) inputs: mpsc::Receiver<Input>,
     /// The switch's answers to questions: there is much of it, and a frame must not wait for more than one of them.
     pub(super) found: mpsc::Receiver<Input>,
+    /// Changed EgressFirewalls. A large one takes long, and a frame must not wait for more than one of them.
+    pub(super) edits: mpsc::Receiver<Input>,
     /// What people have asked.
     pub(super) asked: mpsc::Receiver<Inquiry>,
     /// Ends with the edges.
@@ -100,6 +103,7 @@ impl Hot {
                 event = self.switch.next() => self.switch.take(event, &mut self.engine),
                 Some(input) = incoming.inputs.recv() => self.engine.handle(input, now()),
                 Some(input) = incoming.found.recv() => self.engine.handle(input, now()),
+                Some(input) = incoming.edits.recv() => self.engine.handle(input, now()),
                 () = self.peers.taken_over() => {}
                 Some(inquiry) = incoming.asked.recv() => inquiry(&self.engine, now()),
                 // Some at a time, as with what is found: a frame must not wait for all of them.
@@ -145,6 +149,7 @@ impl Hot {
             || self.upkeep.snapshots.is_under_way()
             || !incoming.inputs.is_empty()
             || !incoming.found.is_empty()
+            || !incoming.edits.is_empty()
     }
 
     fn next_deadline(&self) -> Timestamp {
@@ -176,10 +181,20 @@ impl Hot {
         self.upkeep.accounts.tell(&self.engine);
     }
 
-    /// Before a frame of an interface comes the news that the interface is there.
+    /// Before a frame of an interface comes the news that the interface is there. Inputs that come meanwhile wait for the
+    /// next turn. An input that takes long is carried out before the next one, and this thread says that it is well.
     fn take_inputs(&mut self, inputs: &mut mpsc::Receiver<Input>) {
-        while let Ok(input) = inputs.try_recv() {
+        let mut turn_end = now() + TURN_MAX;
+        for _ in 0..inputs.len() {
+            let Ok(input) = inputs.try_recv() else {
+                return;
+            };
             self.engine.handle(input, now());
+            if now() >= turn_end {
+                self.carry_out();
+                self.beat(now());
+                turn_end = now() + TURN_MAX;
+            }
         }
     }
 

@@ -59,6 +59,8 @@ use crate::{
 const INPUTS_MAX: usize = 256;
 /// Messages of a dump between the edges and the hot thread: each has hundreds of flows.
 const FOUND_MAX: usize = 4;
+/// Changed EgressFirewalls that wait, each of up to 8,001 rules. Further ones wait at the API server.
+const EDITS_MAX: usize = 1;
 /// Commands to the databases' edge that wait. The engine has few questions open at any time.
 const OVN_COMMANDS_MAX: usize = 64;
 /// Questions to the switch that wait. The engine has one dump and few others open at any time.
@@ -289,6 +291,7 @@ impl Channels {
     pub(super) fn new() -> Self {
         let (input_sender, inputs) = mpsc::channel(INPUTS_MAX);
         let (found_sender, found) = mpsc::channel(FOUND_MAX);
+        let (edit_sender, edits) = mpsc::channel(EDITS_MAX);
         let (ovn, ovn_commands) = mpsc::channel(OVN_COMMANDS_MAX);
         let (questions, questions_to_ask) = mpsc::channel(QUESTIONS_MAX);
         let (conntrack, conntrack_requests) = mpsc::channel(conntrack::REQUESTS_MAX);
@@ -302,6 +305,7 @@ impl Channels {
             incoming: Incoming {
                 inputs,
                 found,
+                edits,
                 asked,
                 edges_end,
             },
@@ -323,6 +327,7 @@ impl Channels {
             edges: Ends {
                 inputs: input_sender,
                 found: found_sender,
+                edits: edit_sender,
                 questions: questions_to_ask,
                 conntrack_requests,
                 looks,

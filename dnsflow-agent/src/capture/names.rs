@@ -90,6 +90,8 @@ pub struct NameFilter<T = KernelTables> {
 struct NameSet {
     /// The names in the kernel.
     names: BTreeSet<NameHash>,
+    /// The wanted names that the kernel does not have.
+    missing: BTreeSet<NameHash>,
     /// Whether these are all wanted names.
     complete: bool,
     /// Whether no answer is held.
@@ -162,8 +164,15 @@ impl<T: Tables> NameFilter<T> {
             );
             self.failures += 1;
         }
+        self.note_missing(name_set, &wanted);
         self.set_complete(name_set, put.is_ok());
         self.retry();
+    }
+
+    fn note_missing(&mut self, name_set: NameSetId, wanted: &BTreeSet<NameHash>) {
+        if let Some(entry) = self.name_sets.get_mut(&name_set) {
+            entry.missing = wanted.difference(&entry.names).copied().collect();
+        }
     }
 
     /// Puts the names that the kernel does not have yet.
@@ -202,6 +211,7 @@ impl<T: Tables> NameFilter<T> {
             return;
         };
         entry.complete = false;
+        entry.missing.clear();
         let names = entry.names.iter().copied().collect();
         self.apply_all(name_set);
         self.take_names(name_set, names);
@@ -212,6 +222,7 @@ impl<T: Tables> NameFilter<T> {
         {
             self.name_sets.remove(&name_set);
         }
+        self.retry();
     }
 
     /// The state of the filter.
@@ -244,8 +255,20 @@ impl<T: Tables> NameFilter<T> {
         }
     }
 
-    /// Tries again to put the interfaces for which there was no room.
+    /// Tries again to put the names and the interfaces for which there was no room.
     fn retry(&mut self) {
+        let incomplete = self.name_sets.iter();
+        let incomplete = incomplete.filter(|(_, it)| !it.missing.is_empty());
+        let incomplete: Vec<_> = incomplete
+            .map(|(name_set, it)| (*name_set, it.missing.clone()))
+            .collect();
+        for (name_set, missing) in incomplete {
+            let put = self.put_names(name_set, &missing);
+            self.note_missing(name_set, &missing);
+            if put.is_ok() {
+                self.set_complete(name_set, true);
+            }
+        }
         let waiting: Vec<_> = self
             .interfaces
             .iter()

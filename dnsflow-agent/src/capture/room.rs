@@ -79,6 +79,10 @@ impl Room {
     /// Lets them make none there any more.
     pub(super) fn close(&mut self, ifindex: u32) -> Result<(), MapError> {
         self.interfaces.remove(&ifindex);
+        // Another interface may come with the index before the count ends.
+        if let Some(count) = &mut self.next {
+            count.made.remove(&ifindex);
+        }
         absent(self.allowed.remove(&ifindex))?;
         absent(self.made.remove(&ifindex))
     }

@@ -90,6 +90,12 @@ impl<K: DeserializeOwned> List<K> {
         }
     }
 
+    /// Asks for the first page, and waits until the server answers.
+    pub(crate) async fn begin(&mut self) -> Result<(), Error> {
+        self.page = Page::Open(self.open().await?);
+        Ok(())
+    }
+
     /// The next object; `None` behind the last one. After an error, the list has to begin anew.
     pub(crate) async fn next(&mut self) -> Result<Option<K>, Error> {
         loop {

@@ -4,7 +4,10 @@
 //! firewall because the API server is away or an object cannot be read: a firewall is gone only if
 //! a complete list does not have it, or after a delete event.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use dnsflow_core::{
     Input,
@@ -142,6 +145,14 @@ impl Known {
             Reading::Ignored => None,
         };
         self.reports.tell(&object, firewall.is_some(), reasons);
+        let firewall = firewall.map(|(id, mut firewall)| {
+            // All copies share the rules, also behind a list that is made anew.
+            let known = self.firewalls.get(&id);
+            if let Some(known) = known.filter(|known| known.rules == firewall.rules) {
+                firewall.rules = Arc::clone(&known.rules);
+            }
+            (id, firewall)
+        });
         (object, firewall)
     }
 }

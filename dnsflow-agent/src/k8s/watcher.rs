@@ -21,6 +21,9 @@ use super::list::{self, List};
 /// A watch without an event for so long is dead: the server ends each one 290 s after its begin (`WatchParams`).
 const IDLE_MAX: Duration = Duration::from_secs(295);
 
+/// A list that cannot be read is asked for again after this time: it would mostly be the same, and it may be long.
+const UNREADABLE_PAUSE: Duration = Duration::from_secs(30);
+
 /// A failure. The next event is asked for again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
@@ -58,6 +61,8 @@ impl Error {
 enum State<K> {
     Begin,
     Listing(Box<List<K>>),
+    /// The list cannot be read.
+    Unreadable,
     /// The list is whole, and known up to this version.
     Listed(String),
     Watching(
@@ -97,8 +102,12 @@ where
 {
     match state {
         State::Begin => {
-            let list = List::new(api, selection.clone());
-            (Some(Ok(Event::Init)), State::Listing(Box::new(list)))
+            let mut list = Box::new(List::new(api, selection.clone()));
+            // The backoff begins anew with each event: so none comes before the server has answered.
+            match list.begin().await {
+                Ok(()) => (Some(Ok(Event::Init)), State::Listing(list)),
+                Err(error) => (Some(Err(error.into())), State::Begin),
+            }
         }
         State::Listing(mut list) => match list.next().await {
             Ok(Some(object)) => (Some(Ok(Event::InitApply(object))), State::Listing(list)),
@@ -106,8 +115,15 @@ where
                 Some(version) => (Some(Ok(Event::InitDone)), State::Listed(version.to_owned())),
                 None => (Some(Err(Error::NoVersion)), State::Begin),
             },
+            Err(error @ (list::Error::Parse(_) | list::Error::TooLarge(..))) => {
+                (Some(Err(error.into())), State::Unreadable)
+            }
             Err(error) => (Some(Err(error.into())), State::Begin),
         },
+        State::Unreadable => {
+            tokio::time::sleep(UNREADABLE_PAUSE).await;
+            (None, State::Begin)
+        }
         State::Listed(version) => {
             let parameters = WatchParams {
                 label_selector: selection.label_selector.clone(),

@@ -60,9 +60,9 @@ impl Elements {
         }
     }
 
-    /// Whether a port may have a further element.
+    /// Whether a port may have a further element, and there is one.
     pub(super) fn has_room(&self, port: PortId) -> bool {
-        self.shares.of(port) < self.per_port_max
+        self.shares.of(port) < self.per_port_max && !self.free.is_empty()
     }
 
     /// Whether few elements are free: each further one is another port's.

@@ -10,7 +10,7 @@ use crate::{
     policy::{FIREWALL_NAME, rules::pairing::Pairing},
     values::{
         firewall::{Firewall, FirewallId, FirewallUpdate},
-        limits::{FORMER_FIREWALLS_MAX, TAKEOVER_MAX},
+        limits::{FORMER_FIREWALLS_MAX, FORMER_RULES_MAX, TAKEOVER_MAX},
     },
 };
 
@@ -47,6 +47,11 @@ impl Unfollowed {
             former,
             enforces_former: false,
         }
+    }
+
+    /// How many rules the former ones have.
+    fn former_rules(&self) -> usize {
+        self.former.iter().map(|former| former.rules.len()).sum()
     }
 }
 
@@ -135,6 +140,7 @@ impl Firewalls {
                 }
             }
         }
+        self.limit_former();
         namespaces
     }
 
@@ -149,6 +155,22 @@ impl Firewalls {
         }
         let unfollowed = Unfollowed::new(now, former);
         self.unfollowed.insert(namespace, unfollowed);
+    }
+
+    /// Forgets former EgressFirewalls beyond the limit of the node.
+    fn limit_former(&mut self) {
+        let counts = self.unfollowed.values().map(Unfollowed::former_rules);
+        let mut count: usize = counts.sum();
+        while count > FORMER_RULES_MAX {
+            let all = self.unfollowed.values_mut();
+            let Some(most) = all.max_by_key(|one| one.former_rules()) else {
+                return;
+            };
+            count -= most.former_rules();
+            // A single one goes, too: then OVN's rows are judged by the latest.
+            most.former.truncate(usize::from(most.former.len() > 1));
+            count += most.former_rules();
+        }
     }
 
     /// The namespace has its first pod here: its EgressFirewall may be one that OVN does not enforce.
@@ -209,3 +231,6 @@ impl Firewalls {
         self.unfollowed.get(namespace).is_some_and(|one| one.late)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -32,7 +32,7 @@ const FRAMES_PER_TURN: usize = 64;
 const LEFT_PER_TURN: usize = 16;
 /// No further frame is taken in a turn that has taken so long: what the turn has opened is on its way then. The cost of
 /// a frame follows its length, and 64 short ones take less.
-const TURN_MAX: Duration = Duration::from_millis(1);
+pub(super) const TURN_MAX: Duration = Duration::from_millis(1);
 
 /// The hot thread's part of the kernel.
 pub(crate) struct Kernel {
@@ -422,7 +422,7 @@ pub(crate) struct Releasing {
 }
 
 impl Releasing {
-    /// Through these sockets.
+    /// Through this socket.
     pub(crate) fn by(releaser: Releaser) -> Self {
         Self {
             releaser,

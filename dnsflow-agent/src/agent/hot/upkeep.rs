@@ -81,8 +81,9 @@ impl Pulse {
         true
     }
 
-    /// No further answer is held.
+    /// No further answer is held, and none of the later signs says otherwise.
     pub(super) fn stop(&mut self) {
+        self.at = Timestamp::from_nanos(u64::MAX);
         if let Err(error) = self.heartbeat.stop() {
             warn!(%error, "cannot stop the holding of DNS answers: some may be lost");
         }
