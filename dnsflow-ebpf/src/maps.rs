@@ -129,8 +129,9 @@ pub static RESOLVERS: HashMap<ResolverKey, u8> = HashMap::with_max_entries(RESOL
 #[map]
 pub static SOURCES: HashMap<SourceKey, SourceMac> = HashMap::with_max_entries(SOURCES_MAX, 0);
 
-/// The queries that wait for their answers, in slots of their interface. An LRU map: those of
-/// interfaces that are gone make room. Its layout is [`PENDING_LAYOUT`](dnsflow_common::key::PENDING_LAYOUT).
+/// The queries that wait for their answers, in slots of their interface. The agent removes those of interfaces that are
+/// gone. An LRU map: if it is full, old queries make room. Its layout is
+/// [`PENDING_LAYOUT`](dnsflow_common::key::PENDING_LAYOUT).
 #[map]
 pub static PENDING: LruHashMap<SlotKey, Pending> = LruHashMap::with_max_entries(PENDING_MAX, 0);
 

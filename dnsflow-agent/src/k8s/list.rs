@@ -90,7 +90,7 @@ impl<K: DeserializeOwned> List<K> {
         }
     }
 
-    /// Asks for the first page, and waits until the server answers.
+    /// Asks for the next page, and waits until the server answers.
     pub(crate) async fn begin(&mut self) -> Result<(), Error> {
         self.page = Page::Open(self.open().await?);
         Ok(())
@@ -103,7 +103,7 @@ impl<K: DeserializeOwned> List<K> {
                 Page::Over(_) => return Ok(None),
                 Page::Open(body) => body,
                 Page::Wanted => {
-                    self.page = Page::Open(self.open().await?);
+                    self.begin().await?;
                     continue;
                 }
             };
