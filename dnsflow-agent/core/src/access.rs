@@ -10,7 +10,7 @@ mod elements;
 use std::{
     cell::OnceCell,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
     time::Duration,
 };
@@ -31,11 +31,11 @@ use crate::{
     policy::{
         Mention, Policy,
         plan::{
-            Basis, FormerFlows, ManyNames, MatchedRules, Planned, Planner, PortFacts, Room,
-            RuleInPlace, Space, keys_of, matched_by_any,
+            Basis, FormerFlows, ManyNames, MatchedRules, Patterns, Planned, Planner, PortFacts,
+            Room, RuleInPlace, Space, keys_of, matched_by_any,
         },
         refused::{ChangedNetworks, Recheck, Refusal, Refused, RefusedAddresses},
-        rules::ChangedRules,
+        rules::{ChangedName, ChangedNames, ChangedRules},
     },
     values::{
         connection::BlockedConnection,
@@ -463,15 +463,63 @@ impl Access<'_> {
         let ChangedRules::Of(names) = changed else {
             return self.replan_with(port, self.cache.addresses(port), None, batch);
         };
+        let following = self.groups_follow(port, names, batch);
         let entries = &self.cache.port(port).entries;
+        let follows = |address: IpAddr| {
+            let entry = self.cache.entry(port, address);
+            entry.is_some_and(|entry| entry.follows_group(&following))
+        };
+        let do_all_follow = !following.is_empty()
+            && entries
+                .iter()
+                .all(|(_, entry)| entry.follows_group(&following));
         // Adopted flows have no names, but the rules that give them have.
         let mut addresses: BTreeSet<IpAddr> = entries.adopting(names).collect();
         // A name may have given way, and its flows are there.
         addresses.extend(entries.unplanned());
-        for name in names {
-            addresses.extend(self.cache.port(port).entries.below(name));
+        for (name, change) in names {
+            match change {
+                ChangedName::InPlace if do_all_follow => {}
+                ChangedName::InPlace => {
+                    addresses.extend(entries.below(name).filter(|address| !follows(*address)));
+                }
+                ChangedName::Otherwise => addresses.extend(entries.below(name)),
+            }
         }
         self.replan_with(port, addresses, None, batch)
+    }
+
+    /// Brings the flows of a port's groups in line with the rules of these names. Returns the groups whose addresses have
+    /// nothing to change where their patterns stay.
+    fn groups_follow(
+        &mut self,
+        port_id: PortId,
+        names: &ChangedNames,
+        batch: &mut Batch,
+    ) -> BTreeSet<GroupId> {
+        let Some(port) = self.ports.get(port_id) else {
+            return BTreeSet::new();
+        };
+        let sets = self.policy.sets(&port.row);
+        let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
+        let groups = self.cache.groups_mut();
+        let facts = facts.and_then(|facts| groups.facts(facts));
+        let before = batch.len();
+        let following = facts.map(|facts| {
+            groups.follow(facts, names, batch, |patterns| {
+                let matched = patterns.rules(facts.sets);
+                let to = match patterns.is_v6() {
+                    true => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+                    false => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+                };
+                let planner = &mut self.plans.planner;
+                planner.for_patterns(facts, to, &matched, &Space::default())
+            })
+        });
+        if batch.adds_since(before) {
+            batch.end_gap();
+        }
+        following.unwrap_or_default()
     }
 
     /// Plans entries again that were short of room, if they have more now.
@@ -979,13 +1027,10 @@ impl Access<'_> {
         if marks.is_empty() {
             return result;
         }
-        // What a number stood for: flows that nobody has now, else those of the group that has the number again.
-        let of_nobody = found.iter().map(|(key, flow)| (key.clone(), flow.cookie));
-        let mut flows = self.by_mark(of_nobody.collect());
-        let of_groups = self.cache.groups().shown(comparison).collect();
-        for (mark, of_group) in self.by_mark(of_groups) {
-            flows.entry(mark).or_insert(of_group);
-        }
+        // What a number stood for: flows that nobody has now, and those of the group that has the number again.
+        let shown = found.iter().map(|(key, flow)| (key.clone(), flow.cookie));
+        let shown = shown.chain(self.cache.groups().shown(comparison)).collect();
+        let mut flows = self.by_mark(shown);
         flows.retain(|mark, _| !older.contains(mark));
         for (port, mark) in marks {
             let MarkFound {
@@ -1183,6 +1228,9 @@ fn plan(
         facts.sets[set].rules()[rule].action == RuleAction::Deny
     };
     let mut matched = matched_by_any(facts.sets, entry.names.keys());
+    if !entry.is_refused && entry.adopted.is_none() {
+        return Some(planner.for_patterns(facts, address, &matched, &space));
+    }
     matched.retain(|rule| !entry.is_refused || denies(rule));
     let mut planned = planner.for_rules(facts, address, &matched, &space);
     if let Some(adopted) = &mut entry.adopted {
@@ -1203,6 +1251,16 @@ fn plan(
         }
         let former = (&mut planned, &ruled.plan[..]);
         planner.add_former((facts, address), &matched, former, &space);
+        matched.extend(ruled.places);
+        if facts.mark_mask.is_some() && !entry.needs_flows() {
+            let patterns = Patterns::of(facts, address.is_ipv6(), &matched);
+            let of_patterns = patterns.rules(facts.sets);
+            let of_patterns = planner.for_patterns(facts, address, &of_patterns, &space);
+            // All flows of these patterns were there: most likely, of the earlier run's group, which has its number again.
+            if (&of_patterns.plan, of_patterns.is_cut) == (&planned.plan, planned.is_cut) {
+                planned.patterns = of_patterns.patterns;
+            }
+        }
     }
     Some(planned)
 }

@@ -50,7 +50,7 @@ use crate::{
         Mention, Policy,
         plan::RuleInPlace,
         refused::{Recheck, Refusals, Refused, RefusedAddresses},
-        rules::ChangedRules,
+        rules::{ChangedNames, ChangedRules},
     },
     sources::{Source, Sources},
     switch::{
@@ -1059,7 +1059,7 @@ impl Engine {
             for (id, port) in self.ports.iter() {
                 for changed in self.policy.changed_for(&port.row, &groups) {
                     edited.push(id);
-                    let nothing = || ChangedRules::Of(BTreeSet::new());
+                    let nothing = || ChangedRules::Of(ChangedNames::new());
                     let known = concerned.entry(id).or_insert_with(nothing);
                     known.add(changed.clone());
                 }

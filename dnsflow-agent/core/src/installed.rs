@@ -305,9 +305,9 @@ impl Installed {
             needs_flows || (is_backend && has_room || keeps_flows) && self.marked().is_none();
         if let Some(marked) = self.marked()
             && !takes_flows
-            && groups.is_plan(marked.group, &planned.plan)
+            && groups.is_for(marked.group, &planned, batch)
         {
-            groups.write(marked.group, batch);
+            groups.enforce(marked.group, &planned, batch);
             let mut cut = cut_of_group;
             if let Self::Replaced(replaced) = self {
                 let before = batch.len();
@@ -327,7 +327,7 @@ impl Installed {
         let group = match count {
             0 => None,
             _ if takes_flows || !is_tried => None,
-            _ => groups.take(port, &planned.plan, batch),
+            _ => groups.take(port, &planned, batch),
         };
         let mut beside = self.beside();
         let (mut flows, marked) = std::mem::take(self).into_parts();

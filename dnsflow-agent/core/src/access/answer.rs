@@ -364,7 +364,7 @@ impl Access<'_> {
                 Some(facts) if is_alone && space.has.is_empty() => {
                     let planned = of_name
                         .entry((address.is_ipv6(), space.room))
-                        .or_insert_with(|| planner.for_rules(facts, *address, matched, &space));
+                        .or_insert_with(|| planner.for_patterns(facts, *address, matched, &space));
                     Some(planned.clone())
                 }
                 Some(facts) => {

@@ -1,10 +1,6 @@
 //! The state that outlives the agent: the flows of an earlier run, which entries adopt, and the snapshot.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
 use crate::{
     Timestamp,
@@ -17,12 +13,11 @@ use crate::{
     },
     io::input::MarkFound,
     pods::ports::Ports,
-    policy::plan::RuleInPlace,
+    policy::{plan::RuleInPlace, rules::ChangedNames},
     values::{
         flow::{Cookie, FlowKey},
         ids::PortId,
         limits::{Limit, MARKS_ADOPTED_MAX},
-        name::DomainName,
     },
 };
 
@@ -49,8 +44,8 @@ pub(crate) struct Adopted {
 impl Adopted {
     /// Whether rules of these names matter to the flows. One that closes all ports goes once the rules behind its own
     /// that deny have their flows, whatever their names.
-    pub(crate) fn is_of_any(&self, names: &BTreeSet<DomainName>) -> bool {
-        let is_one = |((name, ..), _): &RuleInPlace| names.contains(name);
+    pub(crate) fn is_of_any(&self, names: &ChangedNames) -> bool {
+        let is_one = |((name, ..), _): &RuleInPlace| names.contains_key(name);
         let rules = self.rules.as_ref();
         self.closes || rules.is_none_or(|rules| rules.iter().any(is_one))
     }

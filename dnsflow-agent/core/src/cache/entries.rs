@@ -21,8 +21,12 @@ use crate::{
         ports::Key,
         snapshot::SavedEntry,
     },
-    installed::{Flows, GroupsVersion, Installed, Place},
-    policy::{plan::Room, refused::Translation, rules::NamePattern},
+    installed::{Flows, GroupId, GroupsVersion, Installed, Place},
+    policy::{
+        plan::Room,
+        refused::Translation,
+        rules::{ChangedNames, NamePattern},
+    },
     tools::table::IndexMap,
     values::{
         flow::Traffic,
@@ -216,7 +220,7 @@ impl Entries {
     }
 
     /// The addresses that have adopted flows to which rules of these names matter.
-    pub(crate) fn adopting(&self, names: &BTreeSet<DomainName>) -> impl Iterator<Item = IpAddr> {
+    pub(crate) fn adopting(&self, names: &ChangedNames) -> impl Iterator<Item = IpAddr> {
         let adopting = self.adopting.iter().copied();
         adopting.filter(|address| {
             let adopted = self.get(*address).and_then(|entry| entry.adopted.as_ref());
@@ -580,6 +584,12 @@ impl Entry {
     /// closed by the rules of the one in front of it.
     pub(crate) fn needs_flows(&self) -> bool {
         self.is_denied() || self.is_front
+    }
+
+    /// Whether the address has nothing but a mark of one of these groups.
+    pub(crate) fn follows_group(&self, groups: &BTreeSet<GroupId>) -> bool {
+        let group = self.installed.group();
+        self.installed.is_by_mark_alone() && group.is_some_and(|group| groups.contains(&group))
     }
 
     /// Where the entry is enforced, and until when without the agent.

@@ -352,10 +352,15 @@ impl Flows {
 
     /// Writes all flows, whether or not they are in the switch.
     pub(crate) fn write_again(&mut self, target: Target, batch: &mut Batch) {
+        self.lose_all();
+        self.restore(target, batch);
+    }
+
+    /// None of the flows is known to be in the switch.
+    pub(crate) fn lose_all(&mut self) {
         for flow in &mut self.flows {
             flow.lost = true;
         }
-        self.restore(target, batch);
     }
 
     /// The priority of the flow that decides over packets from `src` for which `is_for` holds, if

@@ -19,7 +19,10 @@ use super::{
 use crate::{
     Timestamp,
     io::input::BatchId,
-    policy::plan::{Plan, PortFacts},
+    policy::{
+        plan::{Patterns, Plan, Planned, PortFacts},
+        rules::ChangedNames,
+    },
     values::{
         flow::{Cookie, FlowKey, Masked, Target},
         ids::PortId,
@@ -44,7 +47,7 @@ pub(crate) struct Groups {
     /// The ports whose packets cannot be marked, as the programs were not attached: their addresses have flows of their
     /// own.
     not_attached: BTreeSet<PortId>,
-    by_plan: HashMap<Plan, GroupId>,
+    by_key: HashMap<GroupKey, GroupId>,
     groups: BTreeMap<GroupId, Group>,
     /// Numbers that were in use lately: the switch may have megaflows of them.
     resting: BTreeMap<GroupId, Timestamp>,
@@ -81,10 +84,39 @@ struct OfPort {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct GroupsVersion(NonZeroU64);
 
+/// The addresses that share a group, as long as it lives.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+enum GroupKey {
+    /// Those with these patterns: an edit changes the flows of the group, and the number stays.
+    Patterns(Patterns),
+    /// Those with this very plan, which follows from more than patterns.
+    Plan(Plan),
+}
+
+impl GroupKey {
+    fn of(planned: &Planned) -> Self {
+        match &planned.patterns {
+            Some(patterns) => Self::Patterns(patterns.clone()),
+            None => Self::Plan(planned.plan.clone()),
+        }
+    }
+
+    fn is_of(&self, planned: &Planned) -> bool {
+        match (self, &planned.patterns) {
+            (Self::Patterns(own), Some(patterns)) => own == patterns,
+            (Self::Plan(own), None) => *own == planned.plan,
+            (Self::Patterns(_), None) | (Self::Plan(_), Some(_)) => false,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Group {
     port: PortId,
+    key: GroupKey,
     plan: Plan,
+    /// Whether some rules have not all of their flows in it.
+    is_cut: bool,
     flows: Flows,
     /// Whether the switch has confirmed the flows, and none was lost since.
     in_force: bool,
@@ -103,7 +135,7 @@ impl Groups {
             mask: mask.filter(|mask| *mask != 0),
             interfaces: BTreeMap::new(),
             not_attached: BTreeSet::new(),
-            by_plan: HashMap::new(),
+            by_key: HashMap::new(),
             groups: BTreeMap::new(),
             resting: BTreeMap::new(),
             former: BTreeSet::new(),
@@ -229,16 +261,22 @@ impl Groups {
     /// The group of one more address with this plan. Its flows are in force, on their way, or in the batch from
     /// now on. `None` if the port's packets are not marked, no number is left (for this port, or at all), or the numbers
     /// of an earlier run are not known.
-    pub(crate) fn take(&mut self, port: PortId, plan: &Plan, batch: &mut Batch) -> Option<GroupId> {
+    pub(crate) fn take(
+        &mut self,
+        port: PortId,
+        planned: &Planned,
+        batch: &mut Batch,
+    ) -> Option<GroupId> {
         self.interfaces.get(&port)?;
         if !self.knows_marks(batch) {
             return None;
         }
-        let id = match self.by_plan.get(plan) {
+        let key = GroupKey::of(planned);
+        let id = match self.by_key.get(&key) {
             Some(id) => *id,
-            None => self.make(port, plan, batch)?,
+            None => self.make(port, key, planned, batch)?,
         };
-        self.write(id, batch);
+        self.enforce(id, planned, batch);
         let group = self.groups.get_mut(&id)?;
         group.addresses += 1;
         // A port that comes again has the same plans, and another id.
@@ -260,9 +298,61 @@ impl Groups {
         batch.id().is_none() || batch.comparisons > 0 && self.read_at.is_some()
     }
 
+    /// Makes this the plan of a group, for all of its addresses, and writes its flows that are lost. Until the switch has
+    /// flows that are new, the group is not in force: what is told meanwhile waits for them.
+    pub(crate) fn enforce(&mut self, id: GroupId, planned: &Planned, batch: &mut Batch) {
+        let Planned { plan, is_cut, .. } = planned;
+        let target = self.target(id);
+        let group = self.groups.get_mut(&id).zip(target);
+        let Some((group, target)) = group.filter(|(group, _)| group.plan != *plan) else {
+            return self.write(id, batch);
+        };
+        if matches!(group.flows.written, Written::Unsent { .. }) && batch.is_before_comparison() {
+            group.flows.lose_all();
+        }
+        let before = batch.len();
+        group.flows.enforce(target, plan.clone(), None, batch);
+        group.plan.clone_from(plan);
+        group.is_cut = *is_cut;
+        if batch.adds_since(before) {
+            self.lost(id);
+        }
+    }
+
+    /// The rules of these names have changed: `plan` gives the plans of the port's groups by their patterns. Returns the
+    /// groups whose addresses need not be planned anew: each has flows for all of its rules, before and behind the change.
+    pub(crate) fn follow(
+        &mut self,
+        facts: PortFacts<'_>,
+        names: &ChangedNames,
+        batch: &mut Batch,
+        mut plan: impl FnMut(&Patterns) -> Planned,
+    ) -> BTreeSet<GroupId> {
+        let groups = self.groups.iter();
+        let of_port = groups.filter(|(_, group)| group.port == facts.port);
+        let of_port = of_port.filter_map(|(id, group)| match &group.key {
+            GroupKey::Patterns(patterns) if patterns.are_of(facts) => Some((*id, patterns.clone())),
+            GroupKey::Patterns(_) | GroupKey::Plan(_) => None,
+        });
+        let of_port: Vec<(GroupId, Patterns)> = of_port.collect();
+        let mut following = BTreeSet::new();
+        for (id, patterns) in of_port {
+            if patterns.is_any_of(names) {
+                let planned = plan(&patterns);
+                let was_cut = self.groups.get(&id).is_some_and(|group| group.is_cut);
+                if planned.is_cut || was_cut || !self.is_for(id, &planned, batch) {
+                    continue;
+                }
+                self.enforce(id, &planned, batch);
+            }
+            following.insert(id);
+        }
+        following
+    }
+
     /// Writes the flows of a group that are lost. Where the switch is connected and not compared, it is not known
     /// whether the flows are there: all of them are written, but for those that wait for the first comparison.
-    pub(crate) fn write(&mut self, id: GroupId, batch: &mut Batch) {
+    fn write(&mut self, id: GroupId, batch: &mut Batch) {
         if !self.knows_marks(batch) {
             return;
         }
@@ -279,20 +369,29 @@ impl Groups {
         }
     }
 
-    fn make(&mut self, port: PortId, plan: &Plan, batch: &mut Batch) -> Option<GroupId> {
+    fn make(
+        &mut self,
+        port: PortId,
+        key: GroupKey,
+        planned: &Planned,
+        batch: &mut Batch,
+    ) -> Option<GroupId> {
+        let Planned { plan, is_cut, .. } = planned;
         let now = batch.now();
         self.end_rests(now);
         if !self.has_room(port) {
             return None;
         }
-        let id = self.number(plan)?;
+        let id = self.number(&key)?;
         let target = self.target(id)?;
         let mut flows = Flows::default();
         flows.enforce(target, plan.clone(), None, batch);
-        self.by_plan.insert(plan.clone(), id);
+        self.by_key.insert(key.clone(), id);
         let group = Group {
             port,
+            key,
             plan: plan.clone(),
+            is_cut: *is_cut,
             flows,
             in_force: false,
             addresses: 0,
@@ -307,11 +406,11 @@ impl Groups {
         Some(id)
     }
 
-    /// A number for a plan: mostly the one that the same plan had in the last run.
-    fn number(&self, plan: &Plan) -> Option<GroupId> {
+    /// A number for a group: mostly the one that it had in the last run.
+    fn number(&self, key: &GroupKey) -> Option<GroupId> {
         let max = self.numbers();
         let mut hasher = DefaultHasher::new();
-        plan.hash(&mut hasher);
+        key.hash(&mut hasher);
         let first = hasher.finish().checked_rem(max.into())? as u32;
         let ids = (0..max).map(|at| GroupId((first + at) % max + 1));
         let is_free = |id: &GroupId| {
@@ -423,11 +522,13 @@ impl Groups {
         group.map(|group| group.plan.clone()).unwrap_or_default()
     }
 
-    /// Whether this is the plan of the group.
-    pub(crate) fn is_plan(&self, id: GroupId, plan: &Plan) -> bool {
-        self.groups
-            .get(&id)
-            .is_some_and(|group| group.plan == *plan)
+    /// Whether an address with this plan may stay in the group, whose flows may be written in this batch.
+    pub(crate) fn is_for(&self, id: GroupId, planned: &Planned, batch: &Batch) -> bool {
+        let group = self.groups.get(&id).filter(|_| !planned.plan.is_empty());
+        group.is_some_and(|group| {
+            let may_change = self.knows_marks(batch);
+            group.key.is_of(planned) && (may_change || group.plan == planned.plan)
+        })
     }
 
     /// Whether the group of this mark ends: no address has had it for a while before `at`, or there is none.
@@ -596,7 +697,7 @@ impl Groups {
             if let Some((group, target)) = self.groups.remove(&id).zip(target) {
                 group.flows.close(target, batch);
                 self.out_of_force.insert(id);
-                self.by_plan.remove(&group.plan);
+                self.by_key.remove(&group.key);
                 self.resting.insert(id, now + GROUP_RESTS);
                 let change = self.change();
                 let of_port = self.of_ports.entry(group.port).or_default();

@@ -4,6 +4,7 @@
 //! remembers how a flow came about: when a rule changes, the new plan is compared with the old one.
 
 mod deciding;
+mod patterns;
 mod room;
 
 use std::{
@@ -33,6 +34,7 @@ use crate::{
 };
 
 pub(crate) use deciding::{Basis, Deciding, ManyNames};
+pub(crate) use patterns::Patterns;
 pub(crate) use room::{Planned, Room, Space};
 
 /// The register that holds the logical input port (`MFF_LOG_INPORT` in OVN's
@@ -208,6 +210,8 @@ pub struct Ruled {
     pub plan: Plan,
     /// Their rules, sorted.
     pub rules: Vec<RuleInPlace>,
+    /// The same, by their indices.
+    pub places: MatchedRules,
     /// Whether one of the rules denies.
     pub denies: bool,
     /// Whether one of the flows closes all ports for a rule that denies some.
@@ -430,9 +434,12 @@ impl Planner {
                 }
                 let priorities = ruled.plan[before..].iter().map(|flow| flow.priority);
                 let priorities: BTreeSet<u16> = priorities.collect();
+                if !priorities.is_empty() {
+                    ruled.places.push((at, place));
+                    ruled.denies |= denies;
+                }
                 for priority in priorities {
                     ruled.rules.push((rule.text(), priority));
-                    ruled.denies |= denies;
                 }
             }
         }

@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Which names a rule matches, seen from the rule's name.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NamePattern {
     /// The name itself.
@@ -194,14 +194,31 @@ pub(crate) enum ChangedRules {
     /// All of them may be others.
     All,
     /// Only rules of these names, without wildcards: they matter to the names themselves and to names below them.
-    Of(BTreeSet<DomainName>),
+    Of(ChangedNames),
+}
+
+/// How the rules of each of these names have changed.
+pub(crate) type ChangedNames = BTreeMap<DomainName, ChangedName>;
+
+/// How the rules of a name have changed.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) enum ChangedName {
+    /// In ports, place or logical flows: names have the same patterns, and are denied as before.
+    InPlace,
+    /// In patterns or actions.
+    Otherwise,
 }
 
 impl ChangedRules {
     /// Adds further changes.
     pub(crate) fn add(&mut self, other: Self) {
         match (&mut *self, other) {
-            (Self::Of(names), Self::Of(mut others)) => names.append(&mut others),
+            (Self::Of(names), Self::Of(others)) => {
+                for (name, change) in others {
+                    let known = names.entry(name).or_insert(change);
+                    *known = change.max(*known);
+                }
+            }
             _ => *self = Self::All,
         }
     }
@@ -281,11 +298,18 @@ impl RuleSet {
         }
     }
 
-    /// Makes these the rules with a name. Returns whether they are others than before.
-    pub(crate) fn replace(&mut self, name: &DomainName, rules: Vec<Arc<ActiveRule>>) -> bool {
+    /// Makes these the rules with a name. Returns how they have changed, if they have.
+    pub(crate) fn replace(
+        &mut self,
+        name: &DomainName,
+        rules: Vec<Arc<ActiveRule>>,
+    ) -> Option<ChangedName> {
         if self.named(name).eq(rules.iter().map(|rule| &**rule)) {
-            return false;
+            return None;
         }
+        let kind = |rule: &ActiveRule| (rule.pattern, rule.action);
+        let before: BTreeSet<_> = self.named(name).map(kind).collect();
+        let after: BTreeSet<_> = rules.iter().map(|rule| kind(rule)).collect();
         let mut places = self.by_name.remove(name.wire()).unwrap_or_default();
         // From behind, so that no other of them is moved.
         places.sort_unstable();
@@ -295,7 +319,10 @@ impl RuleSet {
         for rule in rules {
             self.push(rule);
         }
-        true
+        Some(match before == after {
+            true => ChangedName::InPlace,
+            false => ChangedName::Otherwise,
+        })
     }
 
     /// Whether a dry run is made of the rules: their flows are planned, and not installed.
@@ -327,6 +354,17 @@ impl RuleSet {
     pub(crate) fn named(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
         let places = self.by_name.get(name.wire()).into_iter().flatten();
         places.map(|&place| &*self.rules[place])
+    }
+
+    /// The indices in [`RuleSet::rules`] of the rules with this name, without wildcards, and this pattern.
+    pub(crate) fn with_pattern(
+        &self,
+        name: &DomainName,
+        pattern: NamePattern,
+    ) -> impl Iterator<Item = usize> {
+        let places = self.by_name.get(name.wire()).into_iter().flatten();
+        let places = places.copied();
+        places.filter(move |&place| self.rules[place].pattern == pattern)
     }
 
     /// Whether rules have this name, in wire form, without wildcards.

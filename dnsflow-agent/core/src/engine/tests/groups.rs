@@ -352,6 +352,21 @@ fn marks_that_no_snapshot_knows_are_adopted_while_the_rules_stand() {
     }
 }
 
+/// While no agent ran, the rule has lost one of two ports. The group has its number again, for the address whose name is
+/// known.
+#[test]
+fn an_address_without_a_name_keeps_the_ports_that_its_rule_has_left() {
+    let rules = |ports| [many(allow("example.com"), ports), deny_all()];
+    let mut before = Node::bare();
+    before.engine = Engine::new(config());
+    let mut before = before.start(&rules(2));
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let snapshot = before.engine.snapshot(before.now);
+    before.answer("p1", "api.example.com", &[OTHER], 600);
+    let after = after_restart_with(&mut before, &snapshot, &rules(1), config());
+    assert!(is_open_at_all(&after, ADDRESS) && is_open_at_all(&after, OTHER));
+}
+
 /// Programs without an agent have left marks at more addresses than a pod may have.
 #[test]
 fn no_more_marks_are_adopted_than_a_pod_may_have_addresses_and_those_in_use_stay() {
@@ -493,16 +508,95 @@ fn a_pod_that_goes_leaves_no_mark() {
     assert!(node.marks.is_empty());
 }
 
+/// The flows of a group follow its rules: in one step, and no address changes.
 #[test]
-fn an_edit_of_the_rules_moves_addresses_without_a_gap() {
+fn an_edit_that_changes_no_pattern_changes_the_flows_of_a_group_alone() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
+    let edits = [
+        [allow("new.test"), allow("example.com"), deny_all()],
+        [allow("new.test"), many(allow("example.com"), 2), deny_all()],
+        [allow("new.test"), many(allow("example.com"), 1), deny_all()],
+    ];
+    for (edit, flows) in edits.iter().zip([1, 2, 1]) {
+        let known: BTreeSet<_> = node.of_rules().cloned().collect();
+        node.log.clear();
+        node.set_firewall(edit);
+        node.set_ovn(edit);
+        assert_eq!(marks(&node), [], "{edit:?}");
+        let [(true, changes)] = &node.batches()[..] else {
+            panic!("{:?}", node.batches());
+        };
+        let added = changes
+            .iter()
+            .filter(|change| matches!(change, FlowChange::Add(..)));
+        let now: BTreeSet<_> = node.of_rules().cloned().collect();
+        assert_eq!(now.len(), flows);
+        assert_eq!(added.count(), now.difference(&known).count());
+        assert_eq!(node.destinations().len(), 2);
+    }
+}
+
+/// Until the switch has the flows, what is told meanwhile waits for them, and the kernel opens nothing by itself.
+#[test]
+fn behind_an_edit_an_address_waits_for_the_flows_of_its_group() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node.answer("p1", "api.example.com", &[ADDRESS], 600);
+    let moved = [allow("new.test"), allow("example.com"), deny_all()];
+    node.set_firewall(&moved);
+    node.switch_answers = false;
+    node.set_ovn(&moved);
+    let bytes = node.held_answer("cdn.example.com", &[OTHER]);
+    assert!(node.released().is_empty() && node.kernel.classes.is_empty());
+    let batches = node.batches_open();
+    for batch in batches {
+        node.reply(batch, Ok(()));
+    }
+    node.pass(Duration::from_millis(10));
+    assert_eq!(node.released(), [bytes]);
+}
+
+/// Each address tells whether its rules have all of their flows.
+#[test]
+fn an_edit_beyond_the_room_of_an_address_is_noted_at_each_address() {
+    let rules = |ports| {
+        [
+            many(allow("example.com"), 1),
+            many(allow("example.com"), ports),
+            deny_all(),
+        ]
+    };
+    let mut node = Node::bare();
+    node.engine = Engine::new(config());
+    let mut node = node.start(&rules(1));
+    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
+    for (ports, cut) in [(FLOWS_PER_ADDRESS_MAX + 1, 2), (2, 2), (1, 2)] {
+        node.set_firewall(&rules(ports));
+        node.set_ovn(&rules(ports));
+        assert_eq!(node.engine.counters().addresses_cut, cut, "{ports}");
+        let port = node.engine.ports.named("ns1_p1").expect("it is there");
+        let is_cut = |address: [u8; 4]| {
+            let entry = node.engine.told.cache.entry(port, address.into());
+            entry.is_some_and(|entry| entry.cut.is_some())
+        };
+        assert_eq!(
+            [ADDRESS, OTHER].map(is_cut),
+            [ports > FLOWS_PER_ADDRESS_MAX; 2]
+        );
+    }
+}
+
+#[test]
+fn an_edit_with_a_new_pattern_moves_addresses_without_a_gap() {
     let mut node = node();
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
     let before: BTreeSet<_> = node.switch.keys().cloned().collect();
     node.log.clear();
-    let moved = [allow("new.test"), allow("example.com"), deny_all()];
-    node.set_firewall(&moved);
-    node.set_ovn(&moved);
-    assert_eq!(node.open()[0].2, 10_999);
+    let more = [allow("example.com"), allow("www.example.com"), deny_all()];
+    node.set_firewall(&more);
+    node.set_ovn(&more);
+    assert_eq!(node.open().len(), 2);
     // The flows of the former group stay for a while: no packet has its mark any more.
     let after: BTreeSet<_> = node.switch.keys().cloned().collect();
     assert!(after.is_superset(&before));
@@ -515,7 +609,6 @@ fn an_edit_of_the_rules_moves_addresses_without_a_gap() {
     );
 }
 
-/// OVN may have blocked connections while a rule denied them.
 /// The flows of the group that an address gets by an edit wait behind what the pod itself has changed.
 #[test]
 fn an_edit_does_not_wait_behind_what_the_pod_was_told() {
@@ -559,26 +652,21 @@ fn an_edit_does_not_wait_behind_what_the_pod_was_told() {
     }
 }
 
+/// OVN may have blocked connections while a rule denied them. The edits have the address move between two groups, both of
+/// which are there.
 #[test]
 fn an_edit_that_changes_marks_alone_looks_for_blocked_connections() {
     let mut node = node();
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let port = Rule {
-        ports: vec![Transport {
-            protocol: Protocol::Tcp,
-            port: Some(8080),
-        }],
-        ..allow("example.com")
-    };
-    let edits = [[port, deny_all()], rules()];
-    for edit in &edits {
+    let more = [allow("example.com"), deny_all(), allow("www.example.com")];
+    let edits = [&more[..], &rules()];
+    for edit in edits {
         node.set_firewall(edit);
         node.set_ovn(edit);
         node.pass(Duration::from_secs(10));
         node.log.clear();
     }
-    let [port, all] = &edits;
-    for edit in [port, all] {
+    for edit in edits {
         node.set_firewall(edit);
         node.set_ovn(edit);
         assert_eq!(node.batches(), [], "the flows of both are there");
@@ -695,6 +783,40 @@ fn before_the_comparison_a_new_address_brings_the_flows_of_its_group() {
     node.pass(Duration::from_millis(10));
     assert_eq!(node.released(), [bytes]);
     assert_eq!(node.marks.len(), 2);
+}
+
+/// No address has had the group while its rules were edited. The switch has come back without flows, and is not compared
+/// yet.
+#[test]
+fn before_the_comparison_a_group_that_was_not_in_use_brings_all_of_its_flows() {
+    let rules = |ports| [many(allow("example.com"), ports), deny_all()];
+    let mut node = Node::bare();
+    node.engine = Engine::new(config());
+    let mut node = node.start(&rules(2));
+    node.answer("p1", "www.example.com", &[ADDRESS], 1);
+    while !node.marks.is_empty() {
+        node.pass(COMPARE_INTERVAL);
+    }
+    assert_eq!(node.of_rules().count(), 2, "they stay for a while");
+    let dry_run = Firewall {
+        dry_run: true,
+        ..firewall(&rules(3))
+    };
+    node.give(firewalls(false, Some(dry_run)));
+    node.set_ovn(&rules(3));
+    node.set_firewall(&rules(3));
+    node.give(Input::SwitchDown);
+    node.switch.clear();
+    node.switch_answers = false;
+    node.give(Input::SwitchUp);
+    node.log.clear();
+    node.answer("p1", "www.example.com", &[OTHER], 600);
+    let changes = node.batches().into_iter().flat_map(|(_, changes)| changes);
+    let ports = changes.filter_map(|change| match change {
+        FlowChange::Add(key, _) => key.matches.transport,
+        FlowChange::Delete(..) | FlowChange::Renew(_) => None,
+    });
+    assert_eq!(ports.count(), 3);
 }
 
 #[test]
@@ -839,12 +961,12 @@ fn pods_with_many_groups_leave_numbers_to_others() {
     assert_eq!(ask(&mut node, "p5", 9, 19), 13);
 }
 
-/// Rules for three names, and the same rules one place further down.
+/// Rules for three names, and the same with a further one, for the name that was asked: its address gets another group.
 fn edit() -> [Vec<Rule>; 2] {
     let former = || ["example.com", "a.test", "b.test"].map(allow);
     [
         [&former()[..], &[deny_all()]].concat(),
-        [&[allow("new.test")], &former()[..], &[deny_all()]].concat(),
+        [&former()[..], &[allow("www.example.com"), deny_all()]].concat(),
     ]
 }
 
@@ -864,8 +986,8 @@ fn node_of_three(rules: &[Rule]) -> Node {
     node
 }
 
-/// Where the flow of the address is after the edit. There is a flow of somebody else: the group of the address does
-/// not come into force.
+/// Where the other group of the address has a flow after the edit, somebody else has one: that group does not come into
+/// force.
 fn foreign_flow() -> Input {
     let [former, moved] = edit();
     let mut node = node_of_three(&former);
@@ -875,7 +997,7 @@ fn foreign_flow() -> Input {
     let mut keys = node.switch.into_keys();
     let key = keys.find(|key| !before.contains_key(key));
     Input::ForeignFlow {
-        key: key.expect("the rule has moved"),
+        key: key.expect("a flow of the other group"),
         cookie: 0x1234,
     }
 }
@@ -922,12 +1044,11 @@ fn no_number_is_freed_while_the_marks_cannot_be_read() {
     assert!(!has_flows(&node) && node.marks.is_empty());
 }
 
-/// Starts an agent with what this run has left, whose rules have moved down by so many places. It has not read the
-/// southbound database, which is returned as well.
-fn moved_meanwhile(before: &mut Node, places: u16) -> (Node, Input) {
+/// Starts an agent with what this run has left, whose rules have moved down behind these. It has not read the southbound
+/// database, which is returned as well.
+fn moved_meanwhile(before: &mut Node, new: impl IntoIterator<Item = Rule>) -> (Node, Input) {
     let [former, _] = edit();
-    let new = (0..places).map(|place| allow(&format!("new{place}.test")));
-    let moved: Vec<Rule> = new.chain(former).collect();
+    let moved: Vec<Rule> = new.into_iter().chain(former).collect();
     let saved = before.engine.snapshot(before.now);
     let node = started(before, &saved, config_of_three());
     let node = read_but_southbound(node, before, &moved);
@@ -940,19 +1061,25 @@ fn moved_meanwhile(before: &mut Node, places: u16) -> (Node, Input) {
 fn a_number_of_the_former_run_is_not_free_while_the_kernel_marks_with_it() {
     let [former, _] = edit();
     let mut numbers = 0;
-    for places in 1..8 {
+    let further = [
+        &["www.example.com"][..],
+        &["com"],
+        &["com", "www.example.com"],
+    ];
+    for further in further {
+        let further = || further.iter().map(|name| allow(name));
         let mut before = node_of_three(&former);
         let flows = before.switch.clone();
         let place = (ifindex(&before), IpAddr::from(ADDRESS));
         let former_mark = before.marks[&place].0;
-        let (mut twin, sb) = moved_meanwhile(&mut before, places);
+        let (mut twin, sb) = moved_meanwhile(&mut before, further());
         twin.give(sb);
         if twin.marks[&place].0 == former_mark {
             continue;
         }
         numbers += 1;
         let mut before = node_of_three(&former);
-        let (mut node, sb) = moved_meanwhile(&mut before, places);
+        let (mut node, sb) = moved_meanwhile(&mut before, further());
         let key = twin.switch.into_keys().find(|key| !flows.contains_key(key));
         node.give(Input::ForeignFlow {
             key: key.expect("the rule has moved"),
@@ -987,16 +1114,19 @@ fn no_mark_of_a_former_run_meets_the_flows_of_another_plan() {
             open.collect::<BTreeSet<_>>()
         };
         let opened_before = open(&before);
+        let destinations = before.destinations();
         let moved = opened_before.iter();
         let moved = moved.map(|(dst, priority)| (dst.clone(), priority - places));
         let moved: BTreeSet<_> = moved.collect();
         let rightly: BTreeSet<_> = opened_before.union(&moved).cloned().collect();
-        let (mut node, sb) = moved_meanwhile(&mut before, places);
+        let new = (0..places).map(|place| allow(&format!("new{place}.test")));
+        let (mut node, sb) = moved_meanwhile(&mut before, new);
         node.waiting = Some(VecDeque::new());
         node.give(sb);
         while node.carry_out_next() {
             let open = open(&node);
             assert!(open.is_subset(&rightly), "{places}: {open:?}");
+            assert_eq!(node.destinations(), destinations, "{places}: it closes");
         }
         assert_eq!(open(&node), moved);
     }

@@ -421,6 +421,7 @@ fn run(steps: Vec<Step>, mark_mask: Option<u32>) {
             "{step:?}: too many {:?}",
             open.difference(&may)
         );
+        check_groups(&mut node);
         let of_marks = |key: &&FlowKey| key.matches.ends.dst().is_none();
         let ends = |key| match ends(key) {
             Ends::Group { src, mark, .. } => Some((src, mark)),
@@ -485,6 +486,36 @@ fn run(steps: Vec<Step>, mark_mask: Option<u32>) {
                 (new, gone),
                 "{step:?}: more changes than needed"
             );
+        }
+    }
+}
+
+/// An address that has nothing but a mark has the plan of its names by the patterns of its group.
+fn check_groups(node: &mut Node) {
+    let Engine {
+        ports,
+        policy,
+        told,
+        ..
+    } = &mut node.engine;
+    let planner = told.plans.planner();
+    for (id, port) in ports.iter() {
+        let sets = policy.sets(&port.row);
+        let facts = policy.facts_to_install(id, &port.row, &sets);
+        let Some(facts) = facts.and_then(|facts| told.cache.groups().facts(facts)) else {
+            continue;
+        };
+        for (address, entry) in told.cache.port(id).entries.iter() {
+            let group = entry.installed.group().filter(|_| {
+                let is_whole = entry.adopted.is_none() && entry.cut.is_none();
+                is_whole && entry.installed.is_by_mark_alone()
+            });
+            let Some(group) = group else {
+                continue;
+            };
+            let plan = planner.for_names(facts, address, entry.names.keys());
+            assert_eq!(told.cache.groups().plan(group), plan, "{address}");
+            reached("an address had a group");
         }
     }
 }

@@ -637,7 +637,7 @@ fn a_marked_address_of_a_full_node_does_not_close_though_no_number_is_left() {
                     node.pass(2 * COMPARE_INTERVAL);
                 }
                 Happens::FurtherName => node.answer("p1", "few.test", &[ADDRESS], 3600),
-                Happens::Edit => edit(&mut node, &rules(51)),
+                Happens::Edit => edit(&mut node, &[&rules(50)[..], &[allow("test")]].concat()),
                 Happens::Denial => node.answer("p1", "bad.test", &[ADDRESS], 3600),
             }
             node.pass(COMPARE_INTERVAL);
@@ -683,32 +683,37 @@ fn ports_of_a_rule_for_all_ports_stay_open_in_a_full_node_when_it_lists_them() {
     }
 }
 
-/// Without numbers, marks come to be flows: of no more than a quarter beyond the limit of the node.
+/// Without numbers, marks come to be flows: of no more than a quarter beyond the limit of the node. Each edit adds a
+/// pattern, so that the addresses have another group.
 #[test]
 fn flows_of_all_pods_have_a_limit_though_marks_come_to_be_flows() {
-    let rules = |ports| [many(allow("many.test"), ports), deny_all()];
-    let mut node = node(Some(0xe000_0000), &rules(100));
+    let rules = |further: &[&str]| {
+        let further = further.iter().map(|name| allow(name));
+        let own = [many(allow("many.test"), 100)];
+        further.chain(own).chain([deny_all()]).collect::<Vec<_>>()
+    };
+    let mut node = node(Some(0xe000_0000), &rules(&[]));
     node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
     for (host, pod) in five_pods() {
         node.add_pod(&pod, host);
-        node.answer(&pod, "many.test", &addresses(0, 40), 3600);
+        node.answer(&pod, "many.test", &addresses(0, 40), 600);
     }
     node.pass(Duration::from_secs(5));
     assert_eq!((node.marks.len(), own(&node)), (200, 0));
-    for ports in [101, 102, 103] {
-        edit(&mut node, &rules(ports));
+    for further in [&["test"][..], &["*.test"], &["test", "*.test"]] {
+        edit(&mut node, &rules(further));
         node.pass(Duration::from_secs(5));
         node.engine.told.cache.check();
         let flows = own(&node);
-        assert!(flows <= FLOWS_MAX, "{flows}");
+        assert!(flows > 0 && flows <= FLOWS_MAX, "{flows}");
     }
 }
 
 /// A pod has addresses by marks, with the only number. The next agent starts with the snapshot, or without, so that no name
-/// of them is known. Then a second rule of the name goes: the addresses have another plan, for which no number is left.
+/// of them is known. Then a second rule goes: the addresses have another group, for which no number is left.
 fn marks_come_to_be_flows(addresses: &[[u8; 4]], names_max: usize, has_snapshot: bool) -> Node {
     let name = || many(allow("many.test"), 50);
-    let former = [name(), many(allow("many.test"), 1), deny_all()];
+    let former = [name(), many(allow("test"), 1), deny_all()];
     let rules = [name(), deny_all()];
     let mut before = node(ONE_NUMBER, &former);
     before.answer("p1", "many.test", addresses, 3600);

@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     policy::{
-        plan::{MatchedRules, Plan, Planner, PortFacts, in_order, place_of},
+        plan::{MatchedRules, Patterns, Plan, Planner, PortFacts, in_order, place_of},
         rules::RuleSet,
     },
     values::{
@@ -76,6 +76,9 @@ pub struct Planned {
     pub is_cut: bool,
     /// Those of its own, where the plan needs more than its room.
     pub own: Option<OwnPlan>,
+    /// The patterns that the plan follows from; `None` if it follows from more, or from less: from some flows of an earlier
+    /// run, from rules that deny alone, or from a part of many names.
+    pub(crate) patterns: Option<Patterns>,
 }
 
 /// The flows of its own of an address with less room than usual.
@@ -236,6 +239,24 @@ impl Planner {
         self.for_fitting(facts, to, (matched, fitting), space)
     }
 
+    /// The same, where these are all rules of the address, and it has no flows of an earlier run: the plan follows from
+    /// the patterns of the rules. So their order is theirs, and not that of the names.
+    pub(crate) fn for_patterns(
+        &mut self,
+        facts: PortFacts<'_>,
+        to: IpAddr,
+        matched: &[(usize, usize)],
+        space: &Space,
+    ) -> Planned {
+        let mut matched = MatchedRules::from(matched);
+        matched.sort_unstable_by_key(|place| place_of(facts.sets, *place));
+        let patterns = || Patterns::of(facts, to.is_ipv6(), &matched);
+        Planned {
+            patterns: facts.mark_mask.map(|_| patterns()),
+            ..self.for_rules(facts, to, &matched, space)
+        }
+    }
+
     /// The same, where it is known which of these rules fit.
     pub(super) fn for_fitting(
         &mut self,
@@ -259,7 +280,12 @@ impl Planner {
         let own = is_larger.then(|| self.in_space(facts, to, (fitting, is_cut), space));
         self.end_marks(facts, to, &mut plan);
         in_order(&mut plan);
-        Planned { plan, is_cut, own }
+        Planned {
+            plan,
+            is_cut,
+            own,
+            patterns: None,
+        }
     }
 
     /// Adds flows of an earlier run to the plan of these rules. No name of theirs is known. With less room than usual,
@@ -271,7 +297,9 @@ impl Planner {
         (planned, former): (&mut Planned, &[Arc<FlowTemplate>]),
         space: &Space,
     ) {
-        let Planned { plan, is_cut, own } = planned;
+        let Planned {
+            plan, is_cut, own, ..
+        } = planned;
         plan.extend_from_slice(former);
         in_order(plan);
         let count = plan.iter().filter(|flow| !flow.ends_marks()).count();

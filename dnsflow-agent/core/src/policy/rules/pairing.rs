@@ -13,8 +13,8 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    ActiveRule, NamePattern, NamespaceRules, Problem, RuleSet, denials_by_name, differing, end_of,
-    ports, problem_of_resource, rule_at, to_copy,
+    ActiveRule, ChangedNames, NamePattern, NamespaceRules, Problem, RuleSet, denials_by_name,
+    differing, end_of, ports, problem_of_resource, rule_at, to_copy,
 };
 use crate::{
     ovn::{
@@ -228,7 +228,7 @@ struct Touched {
 #[derive(Debug, Default)]
 pub(crate) struct PairingChanges {
     /// By port group, the names whose rules have changed.
-    pub(crate) names: BTreeMap<String, BTreeSet<DomainName>>,
+    pub(crate) names: BTreeMap<String, ChangedNames>,
     /// The rules whose problems have changed, in order.
     pub(crate) problems: Vec<u32>,
     /// Whether a dry run has begun or ended.
@@ -735,18 +735,14 @@ impl Pairing {
                 sets.insert((*group).to_owned(), set);
             }
         }
-        let mut changed: Vec<String> = Vec::new();
         for (group, set) in sets.iter_mut() {
             let rules = new.remove(group.as_str()).unwrap_or_default();
-            if set.replace(name, rules) {
-                changed.push(group.clone());
+            if let Some(change) = set.replace(name, rules) {
+                let names = changes.names.entry(group.clone()).or_default();
+                names.insert(name.clone(), change);
             }
         }
         sets.retain(|_, set| !set.rules().is_empty());
-        for group in changed {
-            let names = changes.names.entry(group).or_default();
-            names.insert(name.clone());
-        }
         if (of_name.states, of_name.versions) != (states, versions) {
             self.touched.indices.extend(of_name.rules.iter().copied());
             (of_name.states, of_name.versions) = (states, versions);

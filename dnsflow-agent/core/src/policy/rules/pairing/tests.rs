@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     ovn::rows::{Acl, LogicalFlow, Pipeline},
+    policy::rules::ChangedName,
     testing::{allow, deny, deny_all, firewall},
     values::flow::{Protocol, Transport},
 };
@@ -149,11 +150,9 @@ fn fresh(rows: &BTreeMap<u128, Rows>, firewall: &Firewall) -> Pairing {
     pairing
 }
 
-/// The names whose rules are not the same, by port group.
-fn difference(
-    one: &NamespaceRules,
-    other: &NamespaceRules,
-) -> BTreeMap<String, BTreeSet<DomainName>> {
+/// The names whose rules are not the same, by port group, and whether a name can tell: by the rules that match it, or by
+/// their actions.
+fn difference(one: &NamespaceRules, other: &NamespaceRules) -> BTreeMap<String, ChangedNames> {
     let none = RuleSet::default();
     let groups = one.sets.keys().chain(other.sets.keys());
     let changed = groups.map(|group| {
@@ -162,7 +161,20 @@ fn difference(
         let names = one.rules().iter().chain(other.rules());
         let names = names.map(|rule| rule.name.name());
         let names = names.filter(|name| !one.named(name).eq(other.named(name)));
-        (group.clone(), names.cloned().collect::<BTreeSet<_>>())
+        let names = names.map(|name| {
+            let in_other = |rule: &ActiveRule, set: &RuleSet| {
+                let mut others = set.named(name);
+                others.any(|other| (other.pattern, other.action) == (rule.pattern, rule.action))
+            };
+            let is_in_place = one.named(name).all(|rule| in_other(rule, other))
+                && other.named(name).all(|rule| in_other(rule, one));
+            let change = match is_in_place {
+                true => ChangedName::InPlace,
+                false => ChangedName::Otherwise,
+            };
+            (name.clone(), change)
+        });
+        (group.clone(), names.collect::<ChangedNames>())
     });
     changed.filter(|(_, names)| !names.is_empty()).collect()
 }
