@@ -33,6 +33,7 @@ use dnsflow_core::{
     },
     values::{
         firewall::{Firewall, FirewallId, FirewallUpdate, Rule},
+        flow::{Protocol, Transport},
         limits::CacheLimits,
     },
 };
@@ -124,10 +125,11 @@ const ELSEWHERE: &str = "elsewhere";
 const TIMES: usize = 301;
 
 /// The columns of the table.
-const FIGURES: [&str; 8] = [
+const FIGURES: [&str; 9] = [
     "answer, new address, µs",
     "answer, known address, µs",
     "edit of a rule in use, ms",
+    "edit of its ports, ms",
     "edit of another rule, ms",
     "edit in another namespace, µs",
     "a Service comes, µs",
@@ -180,11 +182,12 @@ fn shown(figure: f64) -> String {
     }
 }
 
-fn measure(size: Size) -> [f64; 8] {
+fn measure(size: Size) -> [f64; 9] {
     let mut stage = Stage::new(size);
     let new = median(TIMES, || stage.tell_new());
     let known = median(TIMES, || stage.tell_known());
     let in_use = median(5, || stage.edit(&["example.com", "sub.example.com"]));
+    let ports = median(5, || stage.edit_ports());
     let unused = median(5, || stage.edit_last());
     let elsewhere = median(TIMES, || stage.edit_elsewhere());
     let service = median(TIMES, || stage.add_service());
@@ -194,6 +197,7 @@ fn measure(size: Size) -> [f64; 8] {
         micros(new),
         micros(known),
         micros(in_use) / 1e3,
+        micros(ports) / 1e3,
         micros(unused) / 1e3,
         micros(elsewhere),
         micros(service),
@@ -464,8 +468,8 @@ impl Stage {
         self.tell(self.edits as usize * 7 % self.told)
     }
 
-    fn set_rule(&mut self, place: usize, name: &str) -> Duration {
-        self.rules[place] = allow(name);
+    fn set_rule(&mut self, place: usize, rule: Rule) -> Duration {
+        self.rules[place] = rule;
         // The resource is read beside the engine, and OVN's rows are.
         let resource = firewalls(false, Some(firewall(&self.rules)));
         let acl = Input::Nb(NbUpdate {
@@ -491,16 +495,32 @@ impl Stage {
     /// The rule that opens all addresses gets one of these names, in turns: all close, or open.
     fn edit(&mut self, names: &[&str; 2]) -> Duration {
         self.edits += 1;
-        let first = self.set_rule(0, names[1]);
-        let second = self.set_rule(0, names[0]);
+        let first = self.set_rule(0, allow(names[1]));
+        let second = self.set_rule(0, allow(names[0]));
         (first + second) / 2
+    }
+
+    /// The rule that opens all addresses does so for one of two ports, in turns.
+    fn edit_ports(&mut self) -> Duration {
+        let mut edit = |port| {
+            let transport = Transport {
+                protocol: Protocol::Tcp,
+                port: Some(port),
+            };
+            let rule = Rule {
+                ports: vec![transport],
+                ..allow("example.com")
+            };
+            self.set_rule(0, rule)
+        };
+        (edit(443) + edit(8443)) / 2
     }
 
     /// A rule that opens nothing gets another name.
     fn edit_last(&mut self) -> Duration {
         self.edits += 1;
         let name = format!("other{}.test", self.edits);
-        self.set_rule(1, &name)
+        self.set_rule(1, allow(&name))
     }
 
     /// A rule of a namespace without a pod here changes: the resource, and its ACL.
