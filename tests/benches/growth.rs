@@ -598,7 +598,7 @@ const COLOURS: [&str; 7] = [
 ];
 
 /// For each figure a panel: how many times the usual value it is, over how many times the usual number.
-fn plot(lines: &[(&str, Vec<[f64; 8]>)]) -> String {
+fn plot(lines: &[(&str, Vec<[f64; 9]>)]) -> String {
     let mut panels = String::new();
     for (figure, name) in FIGURES.iter().enumerate() {
         let y = HEIGHT * figure as f64;
