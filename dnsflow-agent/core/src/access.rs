@@ -8,7 +8,7 @@ mod classes;
 mod elements;
 
 use std::{
-    cell::OnceCell,
+    cell::{LazyCell, OnceCell},
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
@@ -469,21 +469,20 @@ impl Access<'_> {
             let entry = self.cache.entry(port, address);
             entry.is_some_and(|entry| entry.follows_group(&following))
         };
-        let do_all_follow = !following.is_empty()
-            && entries
-                .iter()
-                .all(|(_, entry)| entry.follows_group(&following));
+        let do_all_follow = LazyCell::new(|| {
+            let mut entries = entries.iter();
+            entries.all(|(_, entry)| entry.follows_group(&following))
+        });
         // Adopted flows have no names, but the rules that give them have.
         let mut addresses: BTreeSet<IpAddr> = entries.adopting(names).collect();
         // A name may have given way, and its flows are there.
         addresses.extend(entries.unplanned());
         for (name, change) in names {
+            let mut below = entries.below(name).peekable();
             match change {
-                ChangedName::InPlace if do_all_follow => {}
-                ChangedName::InPlace => {
-                    addresses.extend(entries.below(name).filter(|address| !follows(*address)));
-                }
-                ChangedName::Otherwise => addresses.extend(entries.below(name)),
+                ChangedName::InPlace if below.peek().is_none() || *do_all_follow => {}
+                ChangedName::InPlace => addresses.extend(below.filter(|at| !follows(*at))),
+                ChangedName::Otherwise => addresses.extend(below),
             }
         }
         self.replan_with(port, addresses, None, batch)
