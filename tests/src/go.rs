@@ -36,6 +36,13 @@ pub const HELM_DOCS: Program = Program {
     name: "helm-docs",
 };
 
+/// It compares objects with the schemas of [`schemas`](crate::schemas).
+pub const KUBECONFORM: Program = Program {
+    directory: "kubeconform",
+    package: "github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0",
+    name: "kubeconform",
+};
+
 /// A program.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {

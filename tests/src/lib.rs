@@ -30,6 +30,7 @@ pub mod random;
 pub mod relay;
 pub mod root;
 pub mod scenes;
+pub mod schemas;
 pub mod standstill;
 pub mod support;
 pub mod topology;

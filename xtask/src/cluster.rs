@@ -7,6 +7,7 @@
 mod family;
 mod nodes;
 mod programs;
+mod releases;
 mod restarts;
 mod table;
 mod virtual_node;
@@ -16,7 +17,7 @@ use std::{fs, path::PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use dnsflow_tests::{
-    go::HELM,
+    go::{HELM, HELM_4},
     support::{helper, lab_name, root_directory},
 };
 
@@ -24,7 +25,8 @@ use self::{
     family::Family,
     nodes::Nodes,
     programs::Programs,
-    restarts::Restart,
+    releases::Release,
+    restarts::{Restart, Restarts},
     virtual_node::{Gateway, VirtualNode},
 };
 use crate::{
@@ -53,14 +55,14 @@ pub(crate) struct ClusterCommand {
     /// Write the counts to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// dnsflow by the chart, and not by kustomize
+    /// The life of a release, by Helm 3 and by Helm 4; then everything else by the chart, and not by kustomize
     #[arg(long, conflicts_with = "other_base")]
     chart: bool,
     /// Without the story, which takes four minutes
     #[arg(long)]
     without_story: bool,
     /// How often each restart is done
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_RUNS))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=MAX_RUNS))]
     runs: u8,
     /// Only these restarts
     #[arg(long, value_enum, value_name = "RESTART", value_delimiter = ',')]
@@ -161,9 +163,17 @@ fn run_in(
     let access = nodes.access();
     let home = nodes.directory().to_owned();
     let deployment = Deployment::new(access.clone(), home, "base", IMAGE, Vec::new())?;
-    let deployment = match command.chart {
-        true => deployment.by_chart(HELM.ensure(&|text| eprintln!("{text}"))?),
-        false => deployment,
+    let mut by_helm = Vec::new();
+    if command.chart {
+        let options: [&[&str]; 2] = [&[], &["--force-conflicts"]];
+        for (helm, force) in [HELM, HELM_4].into_iter().zip(options) {
+            let program = helm.ensure(&|text| eprintln!("{text}"))?;
+            by_helm.push((helm.package, force, deployment.clone().by_chart(program)));
+        }
+    }
+    let deployment = match by_helm.first() {
+        Some((_, _, by_helm)) => by_helm.clone(),
+        None => deployment,
     };
     let other = command
         .other_base
@@ -175,8 +185,18 @@ fn run_in(
         let servers = command.family.story_servers();
         kind::tell_with(&access, &deployment, POD_IMAGE, servers)?;
     }
+    let restarts = Restarts::begin(nodes, &access, &deployment, other.as_ref())?;
+    for (helm, force, deployment) in &by_helm {
+        let release = Release {
+            nodes,
+            access: &access,
+            deployment,
+            pods: &restarts,
+            force,
+        };
+        release.live(helm)?;
+    }
     kind::step("dnsflow is deployed", || deployment.roll_out())?;
-    let restarts = restarts::Restarts::begin(nodes, &access, &deployment, other.as_ref())?;
     restarts.run(usize::from(command.runs), &command.only)
 }
 

@@ -10,7 +10,11 @@ fn without_its_programs_nothing_is_done() {
         not_run("xtask::cluster", "it needs root");
         return;
     }
-    for options in [&[][..], &["--vm", "--gateway", "local", "--runs", "8"]] {
+    for options in [
+        &[][..],
+        &["--vm", "--gateway", "local", "--runs", "8"],
+        &["--chart", "--without-story", "--runs", "0"],
+    ] {
         let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
             .arg("cluster")
             .args(options)

@@ -17,7 +17,8 @@ use crate::{interrupt, kind::access::Access};
 
 /// The node without a DNS server, where pods ask and agents are killed. In a virtual machine, if one is wanted.
 pub(super) const FIRST: &str = "n1";
-const NODES: [&str; 2] = [FIRST, "n2"];
+pub(super) const SECOND: &str = "n2";
+pub(super) const NODES: [&str; 2] = [FIRST, SECOND];
 /// The directories of a run, of which only the logs stay.
 const DIRECTORIES: [&str; 5] = ["images", "log", "pki", "run", "scripts"];
 const LOG_LINES: usize = 20;

@@ -170,6 +170,7 @@ impl Restart {
 }
 
 /// The pods that ask.
+#[derive(Debug)]
 pub(super) struct Restarts<'a> {
     nodes: &'a Nodes,
     access: &'a Access,
@@ -229,20 +230,18 @@ impl<'a> Restarts<'a> {
         })
     }
 
-    /// The names of both pods during one restart.
-    fn during(&self, restart: Restart, run: usize) -> Result<Row> {
+    /// Makes the names of a run, and waits until both pods reach the first. How long asking took.
+    pub(super) fn reached(&self, restart: Restart, run: usize) -> Result<Duration> {
         for object in restart.objects(self.nodes.family(), run)? {
             self.access.apply(&object.to_string())?;
         }
-        // The firewall and the ways are ready before the counting begins.
-        let mut lead = LEAD;
+        let mut took = Duration::ZERO;
         for namespace in [RULES, PLAIN] {
             let start = Instant::now();
             loop {
                 let asked = Instant::now();
                 if self.ask(namespace, &[restart.host(run, 0)])?.first == 1 {
-                    // Asking takes kubectl some time, too.
-                    lead = lead.max(LEAD + asked.elapsed());
+                    took = took.max(asked.elapsed());
                     break;
                 }
                 ensure!(
@@ -253,6 +252,13 @@ impl<'a> Restarts<'a> {
                 sleep(POLL);
             }
         }
+        Ok(took)
+    }
+
+    /// The names of both pods during one restart.
+    fn during(&self, restart: Restart, run: usize) -> Result<Row> {
+        // The firewall and the ways are ready before the counting begins. Asking takes kubectl some time, too.
+        let lead = LEAD + self.reached(restart, run)?;
         let before = self.process(restart)?;
         let is_over = || self.process(restart).is_ok_and(|process| process != before);
         let hosts: Vec<String> = (1..=NAMES)

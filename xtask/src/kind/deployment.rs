@@ -14,10 +14,10 @@ use dnsflow_tests::{agent, go::KUBE_VERSION, process::run, support::workspace};
 use super::access::{Access, shown};
 
 /// For a DaemonSet to be rolled out.
-pub(super) const ROLLOUT: &str = "--timeout=900s";
+pub(crate) const ROLLOUT: &str = "--timeout=900s";
 /// For a node to be cleaned.
 const CLEANUP: &str = "--timeout=300s";
-const NAMESPACE: &str = "dnsflow";
+pub(crate) const NAMESPACE: &str = "dnsflow";
 /// The plugin, as kubectl looks it up.
 const PLUGIN: &str = "kubectl-dnsflow";
 
@@ -134,13 +134,19 @@ impl Deployment {
         }
     }
 
-    /// Helm, told of the chart and its values.
-    fn on_chart(&self, helm: &Path, words: &[&str]) -> Result<Command> {
+    /// Helm, asked about the release.
+    pub(crate) fn on_release(&self, words: &[&str]) -> Result<Command> {
+        let helm = self.helm.as_ref().context("no Helm")?;
         let mut command = self.access.beside_kubectl(helm);
+        command.args(words).args(RELEASE);
+        Ok(command)
+    }
+
+    /// Helm, told of the chart and its values as well.
+    pub(crate) fn on_chart(&self, words: &[&str]) -> Result<Command> {
+        let mut command = self.on_release(words)?;
         let (name, tag) = self.name_and_tag();
         command
-            .args(words)
-            .args(RELEASE)
             .arg(workspace()?.join("deploy/helm/dnsflow"))
             .arg(format!("--set=image.repository={name},image.tag={tag}"));
         for (variable, value) in &self.options {
@@ -151,7 +157,7 @@ impl Deployment {
     }
 
     /// `kubectl dnsflow` with these arguments.
-    fn plugin(&self, arguments: &[&str]) -> Result<Command> {
+    pub(crate) fn plugin(&self, arguments: &[&str]) -> Result<Command> {
         let directory = self.home.join("bin");
         fs::create_dir_all(&directory)?;
         let link = directory.join(PLUGIN);
@@ -169,9 +175,9 @@ impl Deployment {
     /// Checks every node, before anything is deployed. Returns the findings.
     pub(super) fn preflight(&self) -> Result<String> {
         let manifests = match &self.helm {
-            Some(helm) => {
+            Some(_) => {
                 self.make_namespace()?;
-                let mut template = self.on_chart(helm, &["template", KUBE_VERSION])?;
+                let mut template = self.on_chart(&["template", KUBE_VERSION])?;
                 run(template.arg("--no-hooks"))?
             }
             None => run(self
@@ -186,7 +192,7 @@ impl Deployment {
     }
 
     /// Makes the namespace, which the chart expects.
-    fn make_namespace(&self) -> Result<()> {
+    pub(crate) fn make_namespace(&self) -> Result<()> {
         let mut apply = self.access.kubectl(&["apply", "--filename"]);
         run(apply.arg(workspace()?.join("deploy/base/namespace.yaml")))?;
         Ok(())
@@ -194,18 +200,16 @@ impl Deployment {
 
     /// Applies the manifests, and waits until every node has an agent.
     pub(crate) fn roll_out(&self) -> Result<()> {
-        let Some(helm) = &self.helm else {
+        if self.helm.is_none() {
             let directory = self.kustomization()?;
             let mut apply = self.access.kubectl(&["apply", "--kustomize"]);
             shown(apply.arg(directory))?;
             return self.rolled_out();
-        };
+        }
         self.make_namespace()?;
-        let mut install = self.on_chart(helm, &["upgrade", "--install", "--wait"])?;
-        shown(install.arg(ROLLOUT))?;
+        shown(&mut self.on_chart(&["upgrade", "--install", "--wait", ROLLOUT])?)?;
         self.rolled_out()?;
-        let mut test = self.access.beside_kubectl(helm);
-        shown(test.arg("test").args(RELEASE).arg(ROLLOUT))
+        shown(&mut self.on_release(&["test", ROLLOUT])?)
     }
 
     /// Waits until every node has an agent.
@@ -218,10 +222,8 @@ impl Deployment {
     /// Cleans up every node, and deletes the objects. Returns what was done.
     pub(super) fn uninstall(&self) -> Result<String> {
         match &self.helm {
-            Some(helm) => {
-                let mut uninstall = self.access.beside_kubectl(helm);
-                uninstall.arg("uninstall").args(RELEASE);
-                let said = run(uninstall.args(["--wait", CLEANUP]))?;
+            Some(_) => {
+                let said = run(&mut self.on_release(&["uninstall", "--wait", CLEANUP])?)?;
                 let mut delete = self.access.kubectl(&["delete", "namespace", NAMESPACE]);
                 Ok(said + &run(&mut delete)?)
             }
@@ -236,12 +238,9 @@ impl Deployment {
         // Without an agent that can be asked, too.
         let mut delete = self.access.kubectl(&["delete", "--ignore-not-found"]);
         delete.arg("--kustomize").arg(self.kustomization()?);
-        let release = self.helm.as_ref().map(|helm| {
-            let mut uninstall = self.access.beside_kubectl(helm);
-            uninstall.arg("uninstall").args(RELEASE);
-            uninstall.args(["--ignore-not-found", "--no-hooks"]);
-            uninstall
-        });
+        let words = ["uninstall", "--ignore-not-found", "--no-hooks"];
+        let release = self.helm.as_ref().map(|_| self.on_release(&words));
+        let release = release.transpose()?;
         for mut command in [uninstall, delete].into_iter().chain(release) {
             // In a group of its own, which Ctrl-C does not reach.
             let status = command.process_group(0).stdin(Stdio::null()).status();
