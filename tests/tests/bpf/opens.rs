@@ -452,6 +452,38 @@ fn an_address_that_needs_the_agent_keeps_all_closed() {
     program.opens(&addresses(NAME, [8, 9]), &[v4(8).into(), v4(9).into()]);
 }
 
+/// One Service has room for as many addresses (`externalIPs`), and a tenant has several Services.
+#[test]
+fn services_with_many_addresses_leave_the_kernel_most_of_the_others_to_open() {
+    const LEFT: u32 = 4 * 65_536;
+    let Some(mut program) = opening() else {
+        return;
+    };
+    let left = |number: u32| IpAddr::from(Ipv4Addr::from(0x0b00_0000 + number));
+    let leave = |program: &mut Loaded, is_left| {
+        let all = (0..LEFT).map(|number| (left(number).into(), is_left));
+        let changed = program.capture.networks.change(&all.collect());
+        changed.expect("the kernel has the maps");
+        assert!(program.capture.networks.has_all());
+    };
+    leave(&mut program, true);
+    let of = |address| answer(&wire(NAME), A, &[at(address)]);
+    for number in (0..LEFT).step_by(8191) {
+        program.leaves("an address of a Service", &of(left(number)));
+    }
+    let opened = (0..=255).filter(|last| {
+        let reason = program.answered(&of(v4(*last).into())).0;
+        reason == Reason::Opened
+    });
+    // Of the bits, a 32nd is taken.
+    assert!(opened.count() > 256 * 29 / 32);
+    leave(&mut program, false);
+    for number in (0..LEFT).step_by(8191) {
+        let reason = program.answered(&of(left(number))).0;
+        assert_eq!(reason, Reason::Opened, "{number}");
+    }
+}
+
 /// As long as the agent is well, an answer whose record finds no room opens nothing.
 #[test]
 fn without_an_agent_addresses_are_opened_untold() {
