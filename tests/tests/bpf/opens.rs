@@ -16,7 +16,7 @@ use dnsflow_agent::{
 };
 use dnsflow_common::{
     Reason,
-    key::{CLASSES_MAX, ClassKey, ENTRIES_MAX, EntryKey},
+    key::{CLASSES_MAX, ClassKey, ENTRIES_MAX, EntryKey, NAME_SETS_MAX},
     opening::Message,
     question::{Depth, NameHash},
     walk::Version,
@@ -129,6 +129,10 @@ impl Loaded {
     /// Lets the program open addresses of names that lie so below a base.
     pub(crate) fn open_class(&mut self, base: &str, depth: Depth, version: Version) {
         self.share_room();
+        self.set_class(base, depth, version);
+    }
+
+    fn set_class(&mut self, base: &str, depth: Depth, version: Version) {
         let base: DomainName = base.parse().expect("a name");
         let key = ClassKey::new(self.at, NameHash::of(base.wire()), depth, version);
         let set = self
@@ -514,6 +518,27 @@ fn without_an_agent_addresses_are_opened_untold() {
         Reason::RingFull
     );
     assert_eq!(program.open().len(), usize::from(last));
+}
+
+/// The kernel has room for the counts of so many interfaces.
+#[test]
+fn an_interface_whose_count_was_refused_is_tried_again() {
+    let Some(mut program) = load(&marking()) else {
+        return;
+    };
+    program.filter(IFINDEX, &["example.com"]);
+    program.beat_for_long();
+    let entries = &mut program.capture.entries;
+    let other = |number| IFINDEX + 1 + number;
+    for number in 0..NAME_SETS_MAX {
+        entries.share(other(number), true).expect("there is room");
+    }
+    entries.share(IFINDEX, true).expect_err("there is none");
+    program.set_class("example.com", Depth::Child, Version::V4);
+    let gone = program.capture.entries.share(other(0), false);
+    gone.expect("the kernel has the maps");
+    program.read();
+    program.opens(&addresses(NAME, [1]), &[v4(1).into()]);
 }
 
 /// Runs the programs on an answer with the first address, again and again, beside changes of their maps. No agent is
