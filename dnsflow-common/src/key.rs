@@ -578,8 +578,9 @@ pub struct Class {
     pub base: [u8; BASE_MAX as usize],
 }
 
-/// How many networks can be refused ([`NetworkKey`]).
-pub const NETWORKS_MAX: u32 = 65_536;
+/// How many networks can be refused ([`NetworkKey`]): 4,096 of pods, 256 each of up to four options and of Services, and
+/// some that are always there. Single addresses have bits ([`AddressBit`]).
+pub const NETWORKS_MAX: u32 = 8192;
 
 /// A network whose addresses the program never opens: a key of the trie `NETWORKS`, but for the length of the prefix in
 /// front of it, which counts the bits of the version as well.
@@ -614,6 +615,46 @@ impl NetworkKey {
         };
         let version = version as u32;
         (Self::VERSION_BITS + bits, Self { version, address })
+    }
+}
+
+/// The words of all [`AddressBit`]s: 1 MiB.
+pub const ADDRESS_WORDS: u32 = 1 << 17;
+
+/// The bit of a single address that the program never opens. Of the addresses that share a bit, it opens none if it is
+/// to leave one to the agent. So there is room for any number of addresses.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct AddressBit {
+    /// The number of the word in the map.
+    pub word: u32,
+    /// The bit in this word alone.
+    pub mask: u64,
+}
+
+impl AddressBit {
+    /// The bit of an address.
+    pub fn new(address: IpAddr) -> Self {
+        let version = match address {
+            IpAddr::V4(_) => Version::V4,
+            IpAddr::V6(_) => Version::V6,
+        };
+        Self::told(version, Address::new(address))
+    }
+
+    /// The same of one address that an answer has told.
+    #[inline(always)]
+    pub fn told(version: Version, address: Address) -> Self {
+        // Multiplied by the golden ratio: the upper bits depend on all bits (Knuth, The Art of Computer Programming,
+        // volume 3, section 6.4).
+        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+        let [first, second] = address.words();
+        let hash = (first ^ version as u64).wrapping_mul(FACTOR);
+        let hash = (hash ^ hash >> 32 ^ second).wrapping_mul(FACTOR);
+        let bits = u64::BITS - ADDRESS_WORDS.ilog2();
+        Self {
+            word: (hash >> bits) as u32,
+            mask: 1 << (hash >> (bits - u64::BITS.ilog2()) & 63),
+        }
     }
 }
 
@@ -659,6 +700,38 @@ mod tests {
         assert_ne!(EntryKey::new(7, v4.into()), EntryKey::new(7, v6.into()));
         for address in [v4.into(), v6.into()] {
             assert_eq!(EntryKey::new(7, address).address(), address);
+        }
+    }
+
+    /// The tenant's addresses are one after the other, or as far apart as it likes; the others' are not its own.
+    #[test]
+    fn addresses_left_to_the_agent_share_their_bits_with_few_others() {
+        const LEFT: u32 = 1 << 17;
+        let v4 = |at: u32| IpAddr::from(Ipv4Addr::from(at));
+        let v6 = |at: u32| IpAddr::from(Ipv6Addr::from(u128::from(at) << 64 | 0x2001_0db8 << 96));
+        let ways: [fn(u32) -> u32; 4] = [
+            |at| at + 0x0a00_0000,
+            |at| at << 8,
+            |at| at << 15 | 1,
+            |at| at.reverse_bits(),
+        ];
+        let mut words = std::vec![0; ADDRESS_WORDS as usize];
+        for way in ways {
+            for make in [v4 as fn(u32) -> IpAddr, v6] {
+                words.fill(0);
+                for at in 0..LEFT {
+                    let AddressBit { word, mask } = AddressBit::new(make(way(at)));
+                    words[word as usize] |= mask;
+                }
+                let others = (0..100_000).map(|at: u32| 0xcb00_7100 ^ at.wrapping_mul(0x0101_6b35));
+                let shares = |other: &u32| {
+                    let AddressBit { word, mask } = AddressBit::new(make(*other));
+                    words[word as usize] & mask != 0
+                };
+                let shared = others.filter(shares).count();
+                // Of 2^23 bits, the tenant has a 64th.
+                assert!(shared < 2 * 100_000 / 64, "{shared}");
+            }
         }
     }
 

@@ -35,7 +35,7 @@ use aya_ebpf::{
 use dnsflow_common::{
     Reason,
     key::{
-        Address, AttemptKey, CLASSES_MAX, Class, ClassKey, ENTRIES_MAX, Entry, EntryKey,
+        ADDRESS_WORDS, Address, AddressBit, AttemptKey, CLASSES_MAX, Class, ClassKey, ENTRIES_MAX, Entry, EntryKey,
         FRAGMENTS_MAX, FragmentKey, HELD_MAX, HeldKey, NAME_SETS_MAX, NAMES_MAX, NETWORKS_MAX,
         NameKey, NetworkKey, PENDING_MAX, Pending, RESOLVERS_MAX, ResolverKey, SHARES_MAX,
         SOURCES_MAX, Share, SlotKey, SourceKey, SourceMac,
@@ -228,7 +228,11 @@ pub static CLASSES: Array<Class> = Array::with_max_entries(CLASSES_MAX, 0);
 #[map]
 static NETWORKS: LpmTrie<NetworkKey, u8> = LpmTrie::with_max_entries(NETWORKS_MAX, 0);
 
-/// Whether the address is in one of the networks.
+/// The bits of single addresses that it does not open.
+#[map]
+static ADDRESSES: Array<u64> = Array::with_max_entries(ADDRESS_WORDS, 0);
+
+/// Whether the address is in one of the networks, or has the bit of a single one.
 #[inline(always)]
 pub fn is_refused(version: Version, address: Address) -> bool {
     /// The key of the trie, whose fields are words.
@@ -239,7 +243,9 @@ pub fn is_refused(version: Version, address: Address) -> bool {
     let key = Aligned(prefix_len, network);
     // SAFETY: both have the same fields, without padding, and a pointer to one need not be aligned.
     let key: &Key<NetworkKey> = unsafe { &*(&raw const key).cast() };
-    NETWORKS.get(key).is_some()
+    let AddressBit { word, mask } = AddressBit::told(version, address);
+    let has_bit = ADDRESSES.get(word).is_none_or(|word| word & mask != 0);
+    has_bit || NETWORKS.get(key).is_some()
 }
 
 /// The answer whose addresses are to be opened.

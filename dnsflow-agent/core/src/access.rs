@@ -282,6 +282,9 @@ impl Access<'_> {
     ) -> Vec<PortId> {
         let ports = self.ports;
         let mut closed = Vec::new();
+        if recheck.are_fronts_read {
+            self.cache.forget_fronts();
+        }
         for (id, port) in ports.iter() {
             let namespace = self.policy.namespace_of_rules(&port.row);
             let networks = recheck.networks_of(&port.row, namespace);

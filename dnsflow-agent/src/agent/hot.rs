@@ -181,21 +181,9 @@ impl Hot {
         self.upkeep.accounts.tell(&self.engine);
     }
 
-    /// Before a frame of an interface comes the news that the interface is there. Inputs that come meanwhile wait for the
-    /// next turn. An input that takes long is carried out before the next one, and this thread says that it is well.
+    /// Before a frame of an interface comes the news that the interface is there.
     fn take_inputs(&mut self, inputs: &mut mpsc::Receiver<Input>) {
-        let mut turn_end = now() + TURN_MAX;
-        for _ in 0..inputs.len() {
-            let Ok(input) = inputs.try_recv() else {
-                return;
-            };
-            self.engine.handle(input, now());
-            if now() >= turn_end {
-                self.carry_out();
-                self.beat(now());
-                turn_end = now() + TURN_MAX;
-            }
-        }
+        take_waiting(self, inputs);
     }
 
     fn frames(&mut self, inputs: &mut mpsc::Receiver<Input>) -> Drained {
@@ -253,3 +241,47 @@ impl Hot {
         }
     }
 }
+
+/// Who takes inputs.
+trait Taker {
+    fn now(&self) -> Timestamp;
+
+    fn take(&mut self, input: Input);
+
+    /// Carries out what has come of the inputs, and says that this thread is well.
+    fn end_turn(&mut self);
+}
+
+impl Taker for Hot {
+    fn now(&self) -> Timestamp {
+        now()
+    }
+
+    fn take(&mut self, input: Input) {
+        self.engine.handle(input, now());
+    }
+
+    fn end_turn(&mut self) {
+        self.carry_out();
+        self.beat(now());
+    }
+}
+
+/// Takes the inputs that wait. Those that come meanwhile wait for the next call. A turn ends behind an input that takes
+/// long.
+fn take_waiting(taker: &mut impl Taker, inputs: &mut mpsc::Receiver<Input>) {
+    let mut turn_end = taker.now() + TURN_MAX;
+    for _ in 0..inputs.len() {
+        let Ok(input) = inputs.try_recv() else {
+            return;
+        };
+        taker.take(input);
+        if taker.now() >= turn_end {
+            taker.end_turn();
+            turn_end = taker.now() + TURN_MAX;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

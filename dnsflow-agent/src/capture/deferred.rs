@@ -140,8 +140,14 @@ impl DeferredAnswers {
         self.kept.weigh(&key, frame.bytes.len());
     }
 
-    /// Forgets the answers of an interface that is gone.
-    pub fn forget_interface(&mut self, ifindex: u32) {
+    /// Forgets the answers of an interface that is gone, also those in the queue.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses. Then some may be in its queue.
+    pub fn forget_interface(&mut self, ifindex: u32) -> Result<(), MapError> {
+        let taken = self.take(DEFERRED_MAX as usize);
         self.kept.remove_interface(ifindex);
+        taken
     }
 }

@@ -3,24 +3,30 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    net::IpAddr,
 };
 
 use aya::{
     Ebpf,
-    maps::{LpmTrie, MapData, MapError, lpm_trie::Key},
+    maps::{Array, LpmTrie, MapData, MapError, lpm_trie::Key},
 };
-use dnsflow_common::key::NetworkKey;
+use dnsflow_common::key::{AddressBit, NetworkKey};
 use ipnet::IpNet;
 
 use super::{CaptureError, absent, program::take_map};
 
 type Data = [u8; size_of::<NetworkKey>()];
 
-/// The map `NETWORKS`.
+/// The maps `NETWORKS` and `ADDRESSES`.
 pub struct Networks {
     trie: LpmTrie<MapData, Data, u8>,
-    /// The networks that it should have and does not.
+    words: Array<MapData, u64>,
+    /// The single addresses, in the order of their bits.
+    addresses: BTreeSet<(AddressBit, IpAddr)>,
+    /// The networks that the trie should have and does not.
     missing: BTreeSet<IpNet>,
+    /// The words to be written. A program that reads one meanwhile may find some of its bits as before.
+    changed: BTreeSet<u32>,
 }
 
 impl fmt::Debug for Networks {
@@ -33,7 +39,10 @@ impl Networks {
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, CaptureError> {
         Ok(Self {
             trie: take_map(ebpf, "NETWORKS")?,
+            words: take_map(ebpf, "ADDRESSES")?,
+            addresses: BTreeSet::new(),
             missing: BTreeSet::new(),
+            changed: BTreeSet::new(),
         })
     }
 
@@ -44,23 +53,47 @@ impl Networks {
     ///
     /// If there is no room, or the kernel refuses. Then networks are missing, which come with a later change.
     pub fn change(&mut self, changes: &BTreeMap<IpNet, bool>) -> Result<(), MapError> {
-        let come = changes.iter().filter(|(_, is_there)| **is_there);
-        self.missing.extend(come.map(|(network, _)| *network));
-        let gone = changes.iter().filter(|(_, is_there)| !**is_there);
-        let gone: Vec<&IpNet> = gone
-            .map(|(network, _)| network)
-            .filter(|network| !self.missing.remove(network))
-            .collect();
-        let added = self.add();
-        for network in gone {
-            absent(self.trie.remove(&key(network)))?;
+        let of = |is_coming| {
+            let changes = changes.iter();
+            let changes = changes.filter(move |(_, is_there)| **is_there == is_coming);
+            changes.map(|(network, _)| *network)
+        };
+        for network in of(true) {
+            match single(&network) {
+                Some((bit, address)) => {
+                    self.addresses.insert((bit, address));
+                    self.changed.insert(bit.word);
+                }
+                None => {
+                    self.missing.insert(network);
+                }
+            }
         }
-        // Those that go may have left room.
-        added.or_else(|_| self.add())
+        // If there is no room, those that go may leave some.
+        let _ = self.add();
+        for network in of(false) {
+            match single(&network) {
+                Some((bit, address)) => {
+                    self.addresses.remove(&(bit, address));
+                    self.changed.insert(bit.word);
+                }
+                None if self.missing.remove(&network) => {}
+                None => absent(self.trie.remove(&key(&network)))?,
+            }
+        }
+        self.add()
     }
 
-    /// Adds the networks that are missing.
+    /// Adds the networks that are missing, and writes the words that have changed.
     fn add(&mut self) -> Result<(), MapError> {
+        while let Some(word) = self.changed.first().copied() {
+            let first = AddressBit { word, mask: 0 };
+            let bits = self.addresses.range((first, IpAddr::V4(0.into()))..);
+            let bits = bits.take_while(|(bit, _)| bit.word == word);
+            let value = bits.fold(0, |value, (bit, _)| value | bit.mask);
+            self.words.set(word, value, 0)?;
+            self.changed.pop_first();
+        }
         while let Some(network) = self.missing.first() {
             self.trie.insert(&key(network), 1, 0)?;
             self.missing.pop_first();
@@ -70,8 +103,14 @@ impl Networks {
 
     /// Whether it has all networks.
     pub fn has_all(&self) -> bool {
-        self.missing.is_empty()
+        self.missing.is_empty() && self.changed.is_empty()
     }
+}
+
+/// The bit and the address of a network of one address.
+fn single(network: &IpNet) -> Option<(AddressBit, IpAddr)> {
+    let is_single = network.prefix_len() == network.max_prefix_len();
+    is_single.then(|| (AddressBit::new(network.addr()), network.addr()))
 }
 
 fn key(network: &IpNet) -> Key<Data> {

@@ -33,6 +33,8 @@ pub(super) struct Room {
     share: u64,
     /// The interfaces whose room the programs are still to be told.
     untold: BTreeSet<u32>,
+    /// The interfaces at which the programs cannot count yet.
+    uncounted: BTreeSet<u32>,
 }
 
 /// An interface where programs may make entries.
@@ -63,13 +65,14 @@ impl Room {
             next: None,
             share: 0,
             untold: BTreeSet::new(),
+            uncounted: BTreeSet::new(),
         })
     }
 
     /// Lets programs make entries at an interface.
     pub(super) fn open(&mut self, ifindex: u32) -> Result<(), MapError> {
         if !self.interfaces.contains_key(&ifindex) {
-            self.made.insert(ifindex, 0, 0)?;
+            self.uncounted.insert(ifindex);
             self.interfaces.insert(ifindex, Interface::default());
             self.share_out([ifindex]);
         }
@@ -79,6 +82,7 @@ impl Room {
     /// Lets them make none there any more.
     pub(super) fn close(&mut self, ifindex: u32) -> Result<(), MapError> {
         self.interfaces.remove(&ifindex);
+        self.uncounted.remove(&ifindex);
         // Another interface may come with the index before the count ends.
         if let Some(count) = &mut self.next {
             count.made.remove(&ifindex);
@@ -156,6 +160,10 @@ impl Room {
 
     /// Tells the programs of the room that has changed.
     pub(super) fn tell(&mut self) -> Result<(), MapError> {
+        while let Some(ifindex) = self.uncounted.first().copied() {
+            self.made.insert(ifindex, 0, 0)?;
+            self.uncounted.pop_first();
+        }
         while let Some(ifindex) = self.untold.first().copied() {
             if let Some(Interface { made, quota }) = self.interfaces.get(&ifindex) {
                 let entries = self.entries.get(&ifindex).copied().unwrap_or_default();

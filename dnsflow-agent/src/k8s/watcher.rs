@@ -21,7 +21,8 @@ use super::list::{self, List};
 /// A watch without an event for so long is dead: the server ends each one 290 s after its begin (`WatchParams`).
 const IDLE_MAX: Duration = Duration::from_secs(295);
 
-/// A list that cannot be read is asked for again after this time: it would mostly be the same, and it may be long.
+/// Behind a list or an event that cannot be read, a list is asked for after this time: it would mostly be the same, and it
+/// may be long.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(30);
 
 /// A failure. The next event is asked for again.
@@ -61,7 +62,7 @@ impl Error {
 enum State<K> {
     Begin,
     Listing(Box<List<K>>),
-    /// The list cannot be read.
+    /// The list, or an event, cannot be read.
     Unreadable,
     /// The list is whole, and known up to this version.
     Listed(String),
@@ -138,6 +139,10 @@ where
         State::Watching(version, mut events) => {
             let event = match tokio::time::timeout(IDLE_MAX, events.next()).await {
                 Ok(Some(Ok(event))) => event,
+                // The line may have been an event: those behind it do not tell of its object.
+                Ok(Some(Err(error @ kube::Error::SerdeError(_)))) => {
+                    return (Some(Err(error.into())), State::Unreadable);
+                }
                 Ok(Some(Err(error))) => {
                     return failed(error.into(), State::Watching(version, events));
                 }
@@ -173,3 +178,6 @@ fn failed<K>(error: Error, state: State<K>) -> (Option<Result<Event<K>, Error>>,
     };
     (Some(Err(error)), state)
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,7 +16,7 @@ use dnsflow_agent::{
 };
 use dnsflow_common::{
     Reason,
-    key::{CLASSES_MAX, ClassKey, ENTRIES_MAX, EntryKey},
+    key::{CLASSES_MAX, ClassKey, ENTRIES_MAX, EntryKey, NAME_SETS_MAX},
     opening::Message,
     question::{Depth, NameHash},
     walk::Version,
@@ -129,6 +129,10 @@ impl Loaded {
     /// Lets the program open addresses of names that lie so below a base.
     pub(crate) fn open_class(&mut self, base: &str, depth: Depth, version: Version) {
         self.share_room();
+        self.set_class(base, depth, version);
+    }
+
+    fn set_class(&mut self, base: &str, depth: Depth, version: Version) {
         let base: DomainName = base.parse().expect("a name");
         let key = ClassKey::new(self.at, NameHash::of(base.wire()), depth, version);
         let set = self
@@ -452,6 +456,38 @@ fn an_address_that_needs_the_agent_keeps_all_closed() {
     program.opens(&addresses(NAME, [8, 9]), &[v4(8).into(), v4(9).into()]);
 }
 
+/// One Service has room for as many addresses (`externalIPs`), and a tenant has several Services.
+#[test]
+fn services_with_many_addresses_leave_the_kernel_most_of_the_others_to_open() {
+    const LEFT: u32 = 4 * 65_536;
+    let Some(mut program) = opening() else {
+        return;
+    };
+    let left = |number: u32| IpAddr::from(Ipv4Addr::from(0x0b00_0000 + number));
+    let leave = |program: &mut Loaded, is_left| {
+        let all = (0..LEFT).map(|number| (left(number).into(), is_left));
+        let changed = program.capture.networks.change(&all.collect());
+        changed.expect("the kernel has the maps");
+        assert!(program.capture.networks.has_all());
+    };
+    leave(&mut program, true);
+    let of = |address| answer(&wire(NAME), A, &[at(address)]);
+    for number in (0..LEFT).step_by(8191) {
+        program.leaves("an address of a Service", &of(left(number)));
+    }
+    let opened = (0..=255).filter(|last| {
+        let reason = program.answered(&of(v4(*last).into())).0;
+        reason == Reason::Opened
+    });
+    // Of the bits, a 32nd is taken.
+    assert!(opened.count() > 256 * 29 / 32);
+    leave(&mut program, false);
+    for number in (0..LEFT).step_by(8191) {
+        let reason = program.answered(&of(left(number))).0;
+        assert_eq!(reason, Reason::Opened, "{number}");
+    }
+}
+
 /// As long as the agent is well, an answer whose record finds no room opens nothing.
 #[test]
 fn without_an_agent_addresses_are_opened_untold() {
@@ -482,6 +518,27 @@ fn without_an_agent_addresses_are_opened_untold() {
         Reason::RingFull
     );
     assert_eq!(program.open().len(), usize::from(last));
+}
+
+/// The kernel has room for the counts of so many interfaces.
+#[test]
+fn an_interface_whose_count_was_refused_is_tried_again() {
+    let Some(mut program) = load(&marking()) else {
+        return;
+    };
+    program.filter(IFINDEX, &["example.com"]);
+    program.beat_for_long();
+    let entries = &mut program.capture.entries;
+    let other = |number| IFINDEX + 1 + number;
+    for number in 0..NAME_SETS_MAX {
+        entries.share(other(number), true).expect("there is room");
+    }
+    entries.share(IFINDEX, true).expect_err("there is none");
+    program.set_class("example.com", Depth::Child, Version::V4);
+    let gone = program.capture.entries.share(other(0), false);
+    gone.expect("the kernel has the maps");
+    program.read();
+    program.opens(&addresses(NAME, [1]), &[v4(1).into()]);
 }
 
 /// Runs the programs on an answer with the first address, again and again, beside changes of their maps. No agent is

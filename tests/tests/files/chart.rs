@@ -896,6 +896,21 @@ fn the_roles_of_the_chart_follow_the_dns_services() -> Result<()> {
                 ]
             );
         }
+        // A Role in a namespace that is not there keeps the release from being installed.
+        for other in ["openshift=false", "openshift=true"] {
+            let of_services = |values: &[&str]| -> Result<_> {
+                let objects = Objects::of(&rendered(&helm, values)?)?;
+                let grants = objects.grants()?.into_iter();
+                let of_services: Vec<_> = grants
+                    .filter(|grant| grant.resource == "services")
+                    .map(|grant| (grant.namespace, grant.name))
+                    .collect();
+                let option = objects.options()?.get("DNSFLOW_DNS_SERVICE").cloned();
+                Ok((of_services, option))
+            };
+            let without = of_services(&["options.DNSFLOW_DNS_SERVICE=null", other])?;
+            assert_eq!(without, of_services(&[other])?, "{other}");
+        }
     }
     Ok(())
 }

@@ -100,7 +100,8 @@ port: {{ .Values.listen.port }}
 {{- end -}}
 {{- range $name, $value := .Values.options -}}
 {{- if kindIs "invalid" $value -}}
-{{- $_ := unset $options $name -}}
+{{- /* Without the Services, the agent would ask for those of every kind of cluster, also in namespaces that are none. */ -}}
+{{- $options = ternary $options (omit $options $name) (eq $name "DNSFLOW_DNS_SERVICE") -}}
 {{- else if kindIs "slice" $value -}}
 {{- $_ := set $options $name (join "," $value) -}}
 {{- else -}}

@@ -257,6 +257,14 @@ impl Cache {
                 .is_some_and(|entry| !std::mem::replace(&mut entry.is_front, true))
     }
 
+    /// No load balancer has an address in front, but for those that [`Cache::note_front`] is told next. An address keeps
+    /// its flows until its next plan.
+    pub(crate) fn forget_fronts(&mut self) {
+        for (_, _, entry) in self.ports.entries_mut() {
+            entry.is_front = false;
+        }
+    }
+
     /// At a start, takes flows of its own from an address that a load balancer leads to, if they were not sent: the kernel
     /// has a mark for the address. Returns whether it has. The address counts as one without a load balancer until
     /// [`Cache::note_backend`].

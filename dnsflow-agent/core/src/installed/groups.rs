@@ -50,7 +50,7 @@ pub(crate) struct Groups {
     by_key: HashMap<GroupKey, GroupId>,
     groups: BTreeMap<GroupId, Group>,
     /// Numbers that were in use lately: the switch may have megaflows of them.
-    resting: BTreeMap<GroupId, Timestamp>,
+    resting: BTreeMap<GroupId, Rest>,
     /// Numbers of an earlier run that packets are still marked with: the groups of their addresses have other ones, and
     /// are not in force.
     former: BTreeSet<GroupId>,
@@ -75,9 +75,19 @@ pub(crate) struct Groups {
 struct OfPort {
     /// How many there are.
     groups: usize,
+    /// How many numbers of former ones rest.
+    resting: usize,
     /// When an address of the port could last get one of them, or a further one, that it could not get before, by the
     /// number of the change.
     changed: u64,
+}
+
+/// The rest of a number.
+#[derive(Debug)]
+struct Rest {
+    until: Timestamp,
+    /// Whose group it was. Not known of a number of an earlier run.
+    port: Option<PortId>,
 }
 
 /// Another one when an address of a port may get a group that it could not get before.
@@ -195,12 +205,12 @@ impl Groups {
     pub(crate) fn closed(&mut self, port: PortId) {
         self.interfaces.remove(&port);
         self.not_attached.remove(&port);
-        self.forget_without_groups(port);
+        self.forget_without_numbers(port);
     }
 
-    /// Forgets a port that is gone, and has no groups any more.
-    fn forget_without_groups(&mut self, port: PortId) {
-        let has_none = |of_port: &OfPort| of_port.groups == 0;
+    /// Forgets a port that is gone, and has no groups and no numbers that rest.
+    fn forget_without_numbers(&mut self, port: PortId) {
+        let has_none = |of_port: &OfPort| of_port.groups + of_port.resting == 0;
         if !self.interfaces.contains_key(&port) && self.of_ports.get(&port).is_some_and(has_none) {
             self.of_ports.remove(&port);
         }
@@ -239,7 +249,7 @@ impl Groups {
             false => GROUPS_PER_PORT_MAX,
         };
         let of_port = self.of_ports.get(&port);
-        of_port.is_none_or(|of_port| of_port.groups < most)
+        of_port.is_none_or(|of_port| of_port.groups + of_port.resting < most)
     }
 
     /// How many numbers there are.
@@ -284,7 +294,7 @@ impl Groups {
         if former != port {
             let change = self.change();
             self.of_ports.entry(former).or_default().groups -= 1;
-            self.forget_without_groups(former);
+            self.forget_without_numbers(former);
             let of_port = self.of_ports.entry(port).or_default();
             of_port.groups += 1;
             of_port.changed = change;
@@ -422,10 +432,17 @@ impl Groups {
 
     /// Numbers that have rested are free.
     fn end_rests(&mut self, now: Timestamp) {
-        let before = self.resting.len();
-        self.resting.retain(|_, until| *until > now);
-        if self.resting.len() < before {
+        let over: Vec<Rest> = self
+            .resting
+            .extract_if(.., |_, rest| rest.until <= now)
+            .map(|(_, rest)| rest)
+            .collect();
+        if !over.is_empty() {
             self.numbers_changed = self.change();
+        }
+        for port in over.into_iter().filter_map(|rest| rest.port) {
+            self.of_ports.entry(port).or_default().resting -= 1;
+            self.forget_without_numbers(port);
         }
     }
 
@@ -472,8 +489,8 @@ impl Groups {
     /// The switch still has a flow of a former group with these bits.
     pub(crate) fn ends(&mut self, mark: Masked, now: Timestamp) {
         let id = self.number_in(mark.value());
-        if let Some(until) = id.and_then(|id| self.resting.get_mut(&id)) {
-            *until = now + GROUP_RESTS;
+        if let Some(rest) = id.and_then(|id| self.resting.get_mut(&id)) {
+            rest.until = now + GROUP_RESTS;
         }
     }
 
@@ -481,14 +498,17 @@ impl Groups {
     pub(crate) fn rest(&mut self, mark: Masked, now: Timestamp) -> bool {
         let id = self.number_in(mark.value());
         let unused = id.filter(|id| !self.groups.contains_key(id));
-        let rests = unused.map(|id| self.resting.insert(id, now + GROUP_RESTS));
-        rests.is_some()
+        let Some(id) = unused else { return false };
+        let until = now + GROUP_RESTS;
+        let rest = self.resting.entry(id);
+        rest.or_insert(Rest { until, port: None }).until = until;
+        true
     }
 
     /// Numbers that rest do so for longer: programs of an earlier run may still mark packets with them.
     pub(crate) fn rest_on(&mut self, now: Timestamp) {
-        for until in self.resting.values_mut() {
-            *until = now + GROUP_RESTS;
+        for rest in self.resting.values_mut() {
+            rest.until = now + GROUP_RESTS;
         }
     }
 
@@ -698,12 +718,16 @@ impl Groups {
                 group.flows.close(target, batch);
                 self.out_of_force.insert(id);
                 self.by_key.remove(&group.key);
-                self.resting.insert(id, now + GROUP_RESTS);
+                let rest = Rest {
+                    until: now + GROUP_RESTS,
+                    port: Some(group.port),
+                };
+                self.resting.insert(id, rest);
                 let change = self.change();
                 let of_port = self.of_ports.entry(group.port).or_default();
                 of_port.groups -= 1;
+                of_port.resting += 1;
                 of_port.changed = change;
-                self.forget_without_groups(group.port);
             }
         }
     }

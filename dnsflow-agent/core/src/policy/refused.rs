@@ -281,6 +281,8 @@ pub(crate) struct Recheck {
     addresses: BTreeSet<IpAddr>,
     /// Those in these networks, for the ports that each concerns.
     networks: BTreeMap<Concerned, Networks>,
+    /// Whether all load balancers can be read again: each address has counted as one in front.
+    pub(crate) are_fronts_read: bool,
 }
 
 impl Recheck {
@@ -759,7 +761,8 @@ impl RefusedAddresses {
         let networks = changes.pods.map(|pods| self.learn_pods(pods, out));
         let mut networks = networks.unwrap_or_default();
         let unread = &mut self.refusals.learned.are_fronts_unread;
-        if std::mem::replace(unread, changes.are_fronts_unread) != changes.are_fronts_unread {
+        let were_unread = std::mem::replace(unread, changes.are_fronts_unread);
+        if were_unread != changes.are_fronts_unread {
             networks.insert(Concerned::Everybody, Networks(EVERYWHERE.to_vec()));
         }
         let mut changed = BTreeSet::new();
@@ -779,6 +782,7 @@ impl RefusedAddresses {
         let recheck = Recheck {
             addresses: changed,
             networks,
+            are_fronts_read: were_unread && !changes.are_fronts_unread,
         };
         self.changed(&recheck, out);
         recheck
@@ -875,7 +879,7 @@ impl RefusedAddresses {
     ) -> Recheck {
         let recheck = Recheck {
             addresses: before.symmetric_difference(now).copied().collect(),
-            networks: BTreeMap::new(),
+            ..Recheck::default()
         };
         self.changed(&recheck, out);
         recheck
@@ -895,8 +899,8 @@ impl RefusedAddresses {
         let changed = known.difference(&networks);
         *known = networks;
         let recheck = Recheck {
-            addresses: BTreeSet::new(),
             networks: [(Concerned::Everybody, changed)].into(),
+            ..Recheck::default()
         };
         self.changed(&recheck, out);
         recheck

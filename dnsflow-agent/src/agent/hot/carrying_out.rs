@@ -98,10 +98,11 @@ impl Hot {
             Command::HoldAnswers { name_set, held } => kernel.names.set_held(name_set, held),
             Command::ForgetNames { name_set } => kernel.names.remove_name_set(name_set),
             Command::FilterInterface { ifindex, name_set } => {
-                if name_set.is_none() {
-                    kernel.frames.deferred.forget_interface(ifindex);
-                }
                 kernel.names.set_name_set(ifindex, name_set);
+                if name_set.is_none() {
+                    // Without a name filter, the programs defer nothing more.
+                    kernel.frames.forget_deferred(ifindex);
+                }
                 kernel.marks.share(ifindex, name_set.is_some());
             }
             Command::WatchAttempts { ifindex, watched } => kernel.watched.set(ifindex, watched),

@@ -187,6 +187,13 @@ impl Frames {
         }
     }
 
+    /// Forgets the answers that no rule mentioned of an interface that is gone.
+    pub(super) fn forget_deferred(&mut self, ifindex: u32) {
+        if let Err(error) = self.deferred.forget_interface(ifindex) {
+            warn!(ifindex, %error, "deferred answers cannot be read");
+        }
+    }
+
     /// Has the engine look at the answers that no rule mentioned.
     pub(super) fn replay(&mut self, engine: &mut Engine) {
         let drained = self.deferred.replay(|frame| engine.replay(frame, now()));

@@ -147,6 +147,34 @@ fn an_address_that_comes_in_front_of_a_load_balancer_loses_its_mark_before_it_ge
     }
 }
 
+/// The others may be marked by a later plan: the first one has the switch make the group.
+#[test]
+fn once_load_balancers_can_be_read_again_only_those_in_front_need_flows_of_their_own() {
+    let mut node = node(&rules());
+    let ask = |node: &mut Node, names: &[&str]| {
+        for name in names {
+            let name = format!("{name}.example.com");
+            node.answer("p1", &name, &[ADDRESS, OTHER], 600);
+            node.pass(COMPARE_INTERVAL);
+        }
+        (own(node), marked(node))
+    };
+    let both = ips([ADDRESS, OTHER]);
+    change(&mut node, Front::Unread, Some(ADDRESS));
+    assert_eq!(ask(&mut node, &["a", "b", "c"]), (both.clone(), ips([])));
+    change(&mut node, Front::Template, Some(OTHER));
+    node.log.clear();
+    change(&mut node, Front::Unread, None);
+    // All at once would be many changes.
+    let mut changes = node.log.iter();
+    assert!(!changes.any(|command| matches!(command, Command::Apply { .. })));
+    let one_each = (ips([OTHER]), ips([ADDRESS]));
+    assert_eq!(ask(&mut node, &["d", "e"]), one_each);
+    // It keeps them behind the load balancer, too.
+    change(&mut node, Front::Template, None);
+    assert_eq!(ask(&mut node, &["f", "g"]), one_each);
+}
+
 /// A switch that is slow, or refuses the flows, leaves the address closed, not what is behind.
 #[test]
 fn an_address_in_front_of_a_load_balancer_is_closed_until_the_switch_has_its_flows() {

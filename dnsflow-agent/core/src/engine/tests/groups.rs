@@ -961,6 +961,45 @@ fn pods_with_many_groups_leave_numbers_to_others() {
     assert_eq!(ask(&mut node, "p5", 9, 19), 13);
 }
 
+/// So a pod that asks for other names again and again takes no more numbers than one that has many groups.
+#[test]
+fn numbers_that_rest_are_still_those_of_their_pod() {
+    let name = |bit: u32| format!("n{bit}.test");
+    let rules = (0..11).map(|bit| allow(&name(bit))).chain([deny_all()]);
+    let rules: Vec<_> = rules.collect();
+    let mut node = Node::bare();
+    node.engine = Engine::new(config());
+    let mut node = node.start(&rules);
+    let numbers = |node: &Node| {
+        let marks = node.switch.keys().filter_map(|key| match key.matches.ends {
+            Ends::Group { mark, .. } => Some(mark.value()),
+            Ends::Addresses(_) => None,
+        });
+        marks.collect::<BTreeSet<_>>().len()
+    };
+    // An address for each set of names: each has another plan.
+    for set in 1..=GROUPS_PER_PORT_MAX as u32 {
+        let [_, _, high, low] = set.to_be_bytes();
+        for bit in (0..9).filter(|bit| set & 1 << bit != 0) {
+            node.answer("p1", &name(bit), &[[203, 0, high, low]], 3600);
+        }
+        node.pass(Duration::from_secs(1));
+    }
+    let all = GROUPS_PER_PORT_MAX;
+    assert_eq!((node.marks.len(), numbers(&node)), (all, all));
+    // All of them end.
+    node.set_firewall(&rules[9..]);
+    node.set_ovn(&rules[9..]);
+    while numbers(&node) > 0 {
+        node.pass(COMPARE_INTERVAL);
+    }
+    node.answer("p1", &name(9), &[ADDRESS], 60);
+    assert_eq!((node.marks.len(), numbers(&node)), (0, 0));
+    node.pass(GROUP_RESTS + COMPARE_INTERVAL);
+    node.answer("p1", &name(10), &[OTHER], 60);
+    assert_eq!((node.marks.len(), numbers(&node)), (1, 1));
+}
+
 /// Rules for three names, and the same with a further one, for the name that was asked: its address gets another group.
 fn edit() -> [Vec<Rule>; 2] {
     let former = || ["example.com", "a.test", "b.test"].map(allow);

@@ -353,7 +353,7 @@ fn of_the_addresses_that_services_lead_to_those_of_pods_are_not_checked_again() 
     assert!(learn(&["10.244.0.5", "10.244.7.6"]).is_empty());
     let outside = Recheck {
         addresses: [address("203.0.113.1")].into(),
-        networks: BTreeMap::new(),
+        ..Recheck::default()
     };
     assert_eq!(learn(&["10.244.0.5", "203.0.113.1"]), outside);
 }
@@ -412,8 +412,8 @@ fn the_clusters_networks_are_refused_once_they_are_known() {
     let mut learn = |pods| refused.learn(changes(pods, []), &mut out);
     let all = Networks::new(networks(&["203.0.113.0/24"]));
     let recheck = Recheck {
-        addresses: BTreeSet::new(),
         networks: [(Concerned::Everybody, all)].into(),
+        ..Recheck::default()
     };
     assert_eq!(learn(pods.clone()), recheck);
     assert!(learn(pods).is_empty());
