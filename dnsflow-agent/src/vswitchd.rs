@@ -6,6 +6,10 @@
 //! reads the report about revalidators (`upcall/show`), once a second, and behind changes that somebody waits for.
 //! From the report it makes an estimate, for the case that the datapath cannot be asked.
 //!
+//! One dump serves the paths of all interfaces: for each dump, vswitchd looks at all megaflows. Where these are too
+//! many for one answer, each interface is asked about by itself for some time, and one that has too many by itself is
+//! not: a pod makes megaflows by its packets, and its own paths alone may remain unknown.
+//!
 //! Both go over vswitchd's control socket (ovs-appctl(8): JSON-RPC 1.0). The edge asks nothing else, and no thread of
 //! the agent waits for it. If vswitchd does not answer, the engine uses the estimate. The estimate is a default then,
 //! which is logged once.
@@ -14,9 +18,13 @@ pub mod megaflows;
 mod passes;
 
 use std::{
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -31,7 +39,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use dnsflow_core::{Input, Timestamp, values::connection};
+use dnsflow_core::{Input, Timestamp, io::input::Looked, values::connection};
 
 use crate::{
     causes::{Causes, with_causes},
@@ -45,6 +53,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest answer: some ten thousand megaflows.
 const ANSWER_MAX_BYTES: usize = 4 << 20;
+/// For so long, an answer that was too long is not asked for again.
+const TOO_LONG_PAUSE: Duration = Duration::from_secs(10);
 
 /// vswitchd's report about its revalidators: of several datapaths, the greatest numbers.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
@@ -107,6 +117,12 @@ pub enum VswitchdError {
         /// What its text should hold.
         expected: &'static str,
     },
+}
+
+impl VswitchdError {
+    fn is_too_long(&self) -> bool {
+        matches!(self, Self::Framing(FramingError::TooLong { .. }))
+    }
 }
 
 impl Revalidation {
@@ -179,13 +195,7 @@ pub async fn watch(
 ) {
     let directory = openflow_socket.parent().unwrap_or(Path::new("."));
     let bridge = openflow_socket.file_stem().unwrap_or_default();
-    let mut watcher = Watcher {
-        vswitchd: Vswitchd::new(directory),
-        bridge: bridge.to_string_lossy().into_owned(),
-        datapath: None,
-        passes: Passes::default(),
-        causes: Causes::default(),
-    };
+    let mut watcher = Watcher::new(directory, &bridge.to_string_lossy());
     let mut read_at = now();
     // When a pass behind a change that answers wait for should be over.
     let mut changed_by: Option<Timestamp> = None;
@@ -195,8 +205,8 @@ pub async fn watch(
             biased;
             look = looks.recv() => {
                 let Some(paths) = look else { return };
-                let dropping = watcher.look(&paths).await;
-                if inputs.send(Input::Dropping(dropping)).await.is_err() {
+                let looked = watcher.look(&paths).await;
+                if inputs.send(Input::Dropping(looked)).await.is_err() {
                     return;
                 }
                 changed_by.get_or_insert(now() + estimate.time());
@@ -218,10 +228,27 @@ struct Watcher {
     /// The name of the bridge's datapath, once it was found: there can be others.
     datapath: Option<String>,
     passes: Passes,
+    /// Until then, each interface is asked about by itself.
+    alone_until: Timestamp,
+    /// The interfaces that are not asked about until then.
+    too_long_until: BTreeMap<Arc<str>, Timestamp>,
     causes: Causes<String>,
 }
 
 impl Watcher {
+    /// Nothing is known yet of the bridge of a vswitchd that has its sockets in this directory.
+    fn new(directory: &Path, bridge: &str) -> Self {
+        Self {
+            vswitchd: Vswitchd::new(directory),
+            bridge: bridge.to_owned(),
+            datapath: None,
+            passes: Passes::default(),
+            alone_until: Timestamp::default(),
+            too_long_until: BTreeMap::new(),
+            causes: Causes::default(),
+        }
+    }
+
     /// Reads how long the revalidators take.
     async fn read(&mut self, estimate: &Estimate, is_behind_change: bool) {
         match self.vswitchd.revalidation().await {
@@ -251,16 +278,48 @@ impl Watcher {
         }
     }
 
-    /// The paths on which a megaflow drops; `None` where vswitchd does not say.
-    async fn look(&mut self, paths: &[connection::Path]) -> Option<Vec<connection::Path>> {
-        let found = self.dropping(paths).await;
-        if let Err(error) = &found {
-            debug!(error = with_causes(error), "cannot read the megaflows");
-            self.datapath = None;
+    /// Looks for megaflows that drop on these paths.
+    async fn look(&mut self, mut paths: &[connection::Path]) -> Looked {
+        let mut looked = Looked::default();
+        self.too_long_until.retain(|_, until| *until > now());
+        while let Some(first) = paths.first() {
+            let is_alone = now() < self.alone_until;
+            let is_v6 = |path: &connection::Path| path.addresses.dst().is_ipv6();
+            let fits = |path: &&connection::Path| {
+                is_v6(path) == is_v6(first) && (!is_alone || path.interface == first.interface)
+            };
+            let (part, rest) = paths.split_at(paths.iter().take_while(fits).count());
+            if is_alone && self.too_long_until.contains_key(&first.interface) {
+                looked.unknown.extend_from_slice(part);
+                paths = rest;
+                continue;
+            }
+            match self.dropping(part).await {
+                Ok(mut dropping) => looked.dropping.append(&mut dropping),
+                Err(error) if !error.is_too_long() => {
+                    debug!(error = with_causes(&error), "cannot read the megaflows");
+                    self.datapath = None;
+                    looked.unknown.extend_from_slice(paths);
+                    return looked;
+                }
+                Err(_) => {
+                    let until = now() + TOO_LONG_PAUSE;
+                    self.alone_until = until;
+                    if is_alone {
+                        debug!(interface = &*first.interface, "too many megaflows");
+                        let interface = Arc::clone(&first.interface);
+                        self.too_long_until.insert(interface, until);
+                    }
+                    // Once more, with what is known now.
+                    continue;
+                }
+            }
+            paths = rest;
         }
-        found.ok()
+        looked
     }
 
+    /// The paths on which a megaflow drops. All are of one IP version.
     async fn dropping(
         &mut self,
         paths: &[connection::Path],
@@ -272,16 +331,11 @@ impl Watcher {
                 self.datapath.insert(found)
             }
         };
-        let mut dropping = Vec::new();
-        let is_v6 = |path: &connection::Path| path.addresses.dst().is_ipv6();
-        for paths in paths.chunk_by(|one, other| is_v6(one) == is_v6(other)) {
-            let Some(filter) = megaflows::filter(paths) else {
-                continue;
-            };
-            let text = self.vswitchd.megaflows(datapath, &filter).await?;
-            dropping.append(&mut megaflows::dropping(&text, paths));
-        }
-        Ok(dropping)
+        let Some(filter) = megaflows::filter(paths) else {
+            return Ok(Vec::new());
+        };
+        let text = self.vswitchd.megaflows(datapath, &filter).await?;
+        Ok(megaflows::dropping(&text, paths))
     }
 }
 

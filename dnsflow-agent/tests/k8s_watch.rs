@@ -30,6 +30,11 @@ struct Watch {
 
 impl Watch {
     fn start(address: Option<std::net::SocketAddr>) -> Self {
+        Self::with_room(address, 16)
+    }
+
+    /// The receiver has room for so many updates that it has not taken yet.
+    fn with_room(address: Option<std::net::SocketAddr>, room: usize) -> Self {
         let log = Log::default();
         let writer = log.clone();
         let subscriber = tracing_subscriber::fmt()
@@ -42,7 +47,7 @@ impl Watch {
         if let Some(address) = address {
             kubeconfig.write(address);
         }
-        let (sender, updates) = mpsc::channel(16);
+        let (sender, updates) = mpsc::channel(room);
         let options = ClientOptions {
             kubeconfig: Some(kubeconfig.path().to_owned()),
         };
@@ -154,6 +159,30 @@ async fn a_list_is_told_once_and_whole_then_each_change() {
         .await;
     assert_eq!(watch.update().await, "-ns3");
     assert_eq!(watch.log.take(), "");
+}
+
+/// The receiver takes nothing for a while.
+#[tokio::test]
+async fn events_are_read_on_and_the_newest_state_of_each_firewall_waits_for_the_receiver() {
+    let mut server = Server::start("127.0.0.1:0").await;
+    let mut watch = Watch::with_room(Some(server.address), 1);
+    server.list().await.items("10", &[]).await;
+    let mut events = server.watch("10").await.events().await;
+    for version in 11..31 {
+        let busy = firewall("busy", &version.to_string(), &format!("n{version}.example"));
+        events.send("MODIFIED", busy).await;
+    }
+    let other = firewall("other", "31", "other.example");
+    events.send("ADDED", other).await;
+    let last = firewall("busy", "32", "last.example");
+    events.send("MODIFIED", last).await;
+    events.end().await;
+    // All were read.
+    server.watch("32").await;
+    for expected in ["reset", "busy(last.example)", "other(other.example)"] {
+        assert_eq!(watch.update().await, expected);
+    }
+    watch.no_update();
 }
 
 #[tokio::test]

@@ -256,6 +256,7 @@ impl Engine {
                 self.learn_networks(batch);
                 if let Some(networks) = self.policy.take_changed_primary_networks() {
                     self.ports.learn_primary_networks(networks, &mut self.out);
+                    self.filter.outdate();
                 }
                 self.policy.watch_logical_flows(&mut self.out);
                 self.policy_touched(touched, batch);
@@ -346,8 +347,8 @@ impl Engine {
                     self.told.cache.not_confirmed(id);
                 }
             }
-            Input::Dropping(dropping) => {
-                let over = self.switch.dropping_found(dropping.as_deref(), now);
+            Input::Dropping(looked) => {
+                let over = self.switch.dropping_found(&looked, now);
                 self.hold.waits_over(over, now);
             }
             Input::Reply(FlowReply::Flows { number, .. } | FlowReply::Ports { number, .. })
@@ -1183,13 +1184,12 @@ impl Engine {
         if !self.sources.know_firewalls() || !self.filter.is_outdated() {
             return;
         }
-        let known: BTreeMap<u32, &str> = self
-            .ports
-            .iter()
-            .filter_map(|(_, port)| {
-                Some((port.ifindex?, self.policy.namespace_of_names(&port.row)?))
-            })
-            .collect();
+        // A pod can be on many networks. Only the ways out of it take the room of the node.
+        let ports = self.ports.iter().map(|(_, port)| port);
+        let ports = ports.filter(|port| !self.ports.is_on_secondary_network(&port.row));
+        let known = ports
+            .filter_map(|port| Some((port.ifindex?, self.policy.namespace_of_names(&port.row)?)));
+        let known: BTreeMap<u32, &str> = known.collect();
         let names_in = |namespace: &str, known| self.policy.names_in(namespace, known);
         let holds = |namespace: &str| self.policy.holds(namespace);
         self.filter.update(&known, names_in, holds, &mut self.out);

@@ -28,7 +28,7 @@ use crate::{
     cache::Followed,
     installed::{Batch, Expected, Written},
     io::{
-        input::{BatchError, BatchId, CookieCount},
+        input::{BatchError, BatchId, CookieCount, Looked},
         output::Output,
         report::Report,
     },
@@ -919,14 +919,9 @@ impl Switch {
         }
     }
 
-    /// Takes the paths on which a megaflow drops, or `None` if the datapath could not be asked.
-    /// Returns the batches whose wait is over.
-    pub(crate) fn dropping_found(
-        &mut self,
-        dropping: Option<&[Path]>,
-        now: Timestamp,
-    ) -> Vec<BatchId> {
-        self.revalidation.looked(dropping, now)
+    /// Takes the result of a look at the datapath. Returns the batches whose wait is over.
+    pub(crate) fn dropping_found(&mut self, looked: &Looked, now: Timestamp) -> Vec<BatchId> {
+        self.revalidation.looked(looked, now)
     }
 
     // The connection.

@@ -59,7 +59,8 @@ use crate::{
 const INPUTS_MAX: usize = 256;
 /// Messages of a dump between the edges and the hot thread: each has hundreds of flows.
 const FOUND_MAX: usize = 4;
-/// Changed EgressFirewalls that wait, each of up to 8,001 rules. Further ones wait at the API server.
+/// Changed EgressFirewalls that wait, each of up to 8,001 rules. The watch keeps the newest of each namespace
+/// meanwhile.
 const EDITS_MAX: usize = 1;
 /// Commands to the databases' edge that wait. The engine has few questions open at any time.
 const OVN_COMMANDS_MAX: usize = 64;

@@ -151,6 +151,8 @@ pub struct Attachments<A: Attach> {
 struct Entry<L> {
     name: String,
     sources: SourceAddresses,
+    /// When it came.
+    since: Timestamp,
     /// The index of the interface for which the kernel has the addresses.
     trusted_at: Option<u32>,
     /// The pause after the next failure.
@@ -315,15 +317,21 @@ impl<A: Attach> Attachments<A> {
             .any(|entry| matches!(entry.state, State::Found { .. } | State::Seeing { .. }))
     }
 
-    /// Attaches one program to one veth. The programs that see answers come first, on all veths.
-    /// Returns the input for the core.
+    /// Attaches one program to one veth. Returns the input for the core.
+    ///
+    /// Veths come last where nothing counts: a pod can be on many secondary networks. Of the others, the programs that
+    /// see answers come first, on all veths. Veths are taken in the order in which they came.
     pub fn work(&mut self, now: Timestamp) -> Option<Input> {
-        let first = |wanted: fn(&State<A::Link>) -> bool| {
-            let mut entries = self.entries.iter();
-            entries.find_map(|(row, entry)| wanted(&entry.state).then_some(*row))
-        };
-        let interface = first(|state| matches!(state, State::Found { .. }))
-            .or_else(|| first(|state| matches!(state, State::Seeing { .. })))?;
+        let wanted = self.entries.iter().filter_map(|(row, entry)| {
+            let is_seeing = match entry.state {
+                State::Found { .. } => false,
+                State::Seeing { .. } => true,
+                State::Left { .. } | State::Attached { .. } | State::Waiting { .. } => return None,
+            };
+            let counts_nothing = entry.sources.ips.is_empty();
+            Some((counts_nothing, is_seeing, entry.since, *row))
+        });
+        let (.., interface) = wanted.min()?;
         let entry = self.entries.get_mut(&interface)?;
         let blank = State::Waiting {
             retry_at: now,
@@ -475,6 +483,7 @@ impl<L> Entry<L> {
         Self {
             name,
             sources: SourceAddresses::default(),
+            since: now,
             trusted_at: None,
             pause: RETRY_MIN,
             state: State::Waiting {

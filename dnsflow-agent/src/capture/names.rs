@@ -259,10 +259,14 @@ impl<T: Tables> NameFilter<T> {
     fn retry(&mut self) {
         let incomplete = self.name_sets.iter();
         let incomplete = incomplete.filter(|(_, it)| !it.missing.is_empty());
-        let incomplete: Vec<_> = incomplete
-            .map(|(name_set, it)| (*name_set, it.missing.clone()))
-            .collect();
-        for (name_set, missing) in incomplete {
+        let incomplete: Vec<NameSetId> = incomplete.map(|(name_set, _)| *name_set).collect();
+        for name_set in incomplete {
+            if self.names >= NAMES_MAX as usize {
+                break;
+            }
+            let entry = self.name_sets.get_mut(&name_set);
+            let missing = entry.map(|it| std::mem::take(&mut it.missing));
+            let missing = missing.unwrap_or_default();
             let put = self.put_names(name_set, &missing);
             self.note_missing(name_set, &missing);
             if put.is_ok() {

@@ -5,7 +5,9 @@
 //! empty one.
 
 use std::{
+    collections::VecDeque,
     fmt::Debug,
+    pin::pin,
     time::{Duration, Instant},
 };
 
@@ -76,6 +78,12 @@ pub(super) trait Follower {
 
     /// What an event comes to.
     fn handle(&mut self, event: Event<Self::Object>) -> Option<Self::Update>;
+
+    /// Adds an update to those that wait for the receiver. If an update has all objects, only the newest one counts.
+    fn queue(waiting: &mut VecDeque<Self::Update>, update: Self::Update) {
+        waiting.clear();
+        waiting.push_back(update);
+    }
 }
 
 /// Watches and sends each update, until the receiver of `updates` is gone.
@@ -88,7 +96,14 @@ pub(super) async fn follow<F: Follower>(
     loop {
         match connect(options).await {
             Ok((client, url)) => {
-                let end = session(client, &url, &mut follower, &mut trouble, &updates).await;
+                let mut waiting = VecDeque::new();
+                let news = (&mut waiting, &updates);
+                let end = session(client, &url, &mut follower, &mut trouble, news).await;
+                for update in waiting {
+                    if updates.send(update).await.is_err() {
+                        return;
+                    }
+                }
                 match end {
                     End::Closed => return,
                     End::Absent if wait(ABSENT_RETRY, &updates).await => return,
@@ -129,7 +144,7 @@ async fn session<F: Follower>(
     url: &str,
     follower: &mut F,
     trouble: &mut Trouble,
-    updates: &mpsc::Sender<F::Update>,
+    (waiting, updates): (&mut VecDeque<F::Update>, &mpsc::Sender<F::Update>),
 ) -> End {
     let subject = follower.subject();
     let api = follower.api(client);
@@ -138,6 +153,7 @@ async fn session<F: Follower>(
     let events = watcher::events(api, follower.selection());
     let mut events = Box::pin(events.default_backoff());
     let mut silence = Some(Box::pin(tokio::time::sleep(SILENCE_MAX)));
+    let mut room = pin!(updates.reserve());
     loop {
         let silent = async {
             match &mut silence {
@@ -147,6 +163,16 @@ async fn session<F: Follower>(
         };
         let event = tokio::select! {
             event = events.next() => event,
+            // Events are read on meanwhile: of an object that changes again and again, the newest state is sent.
+            permit = &mut room, if !waiting.is_empty() => {
+                match (permit, waiting.pop_front()) {
+                    (Ok(permit), Some(update)) => permit.send(update),
+                    (Ok(_), None) => {}
+                    (Err(_), _) => return End::Closed,
+                }
+                room.set(updates.reserve());
+                continue;
+            }
             () = updates.closed() => return End::Closed,
             () = silent => {
                 silence = None;
@@ -160,19 +186,15 @@ async fn session<F: Follower>(
                 continue;
             }
         };
-        if !matches!(event, Some(Ok(Event::Init))) {
-            silence = None;
-        }
+        silence = None;
         match event {
             Some(Ok(event)) => {
-                // `Init` comes before the first request to the server.
+                // `Init` comes once the server has begun to answer. The rest may fail.
                 if !matches!(event, Event::Init) {
                     trouble.over(url);
                 }
-                if let Some(update) = follower.handle(event)
-                    && updates.send(update).await.is_err()
-                {
-                    return End::Closed;
+                if let Some(update) = follower.handle(event) {
+                    F::queue(waiting, update);
                 }
             }
             Some(Err(error)) => {

@@ -5,7 +5,7 @@
 //! a complete list does not have it, or after a delete event.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
@@ -69,6 +69,28 @@ impl Follower for Known {
 
     fn handle(&mut self, event: Event<Stored>) -> Option<Input> {
         self.update(event).map(Input::Firewalls)
+    }
+
+    /// Of each EgressFirewall, the newest state is sent, at the place of the one that has waited: who changes one again
+    /// and again delays those of others by one update. A list has all of them.
+    fn queue(waiting: &mut VecDeque<Input>, update: Input) {
+        let Some(id) = changed(&update).cloned() else {
+            waiting.clear();
+            waiting.push_back(update);
+            return;
+        };
+        match waiting.iter_mut().find(|one| changed(one) == Some(&id)) {
+            Some(known) => *known = update,
+            None => waiting.push_back(update),
+        }
+    }
+}
+
+/// The EgressFirewall that has changed; `None` for a list.
+fn changed(update: &Input) -> Option<&FirewallId> {
+    match update {
+        Input::Firewalls(update) if !update.reset => update.firewalls.first().map(|(id, _)| id),
+        _ => None,
     }
 }
 
@@ -163,3 +185,6 @@ fn change(id: FirewallId, firewall: Option<Firewall>) -> FirewallUpdate {
         firewalls: vec![(id, firewall)],
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use dnsflow_core::{
     Command, Input,
-    io::input::{CookieCount, FlowQuestion, FlowReply, FoundFlow},
+    io::input::{CookieCount, FlowQuestion, FlowReply, FoundFlow, Looked},
     values::flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
 };
 
@@ -73,7 +73,7 @@ impl SimulatedSwitch {
                 vec![Input::Reply(FlowReply::Found(found.collect()))]
             }
             // No megaflow drops, and no connection is blocked.
-            Command::FindDropping(_) => vec![Input::Dropping(Some(Vec::new()))],
+            Command::FindDropping(_) => vec![Input::Dropping(Looked::default())],
             Command::FindBlocked => vec![Input::Blocked {
                 connections: Vec::new(),
                 more: false,

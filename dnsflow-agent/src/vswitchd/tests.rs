@@ -195,6 +195,18 @@ async fn where_there_is_no_vswitchd_the_files_are_named() {
     assert!(said().await.contains("ovs-vswitchd.9.ctl: "));
 }
 
+/// A megaflow that drops.
+const DROPS: &str = "recirc_id(0),in_port(p1),eth(),eth_type(0x0800),\
+    ipv4(src=10.244.0.5,dst=203.0.113.2,frag=no), packets:0, bytes:0, used:never, actions:drop\n";
+
+/// Megaflows drop on these paths, and on no other one.
+fn found_on(dropping: Vec<Path>) -> Looked {
+    Looked {
+        dropping,
+        unknown: Vec::new(),
+    }
+}
+
 const DATAPATHS: &str = "netdev@ovs-netdev: hit:1 missed:2\n  br-int:\n    p1 1/2: (system)\n";
 
 fn path(to: u8) -> Path {
@@ -210,9 +222,7 @@ fn path(to: u8) -> Path {
 #[tokio::test]
 async fn a_look_tells_the_paths_on_which_a_megaflow_drops() {
     let directory = Directory::new();
-    let megaflows = "recirc_id(0),in_port(p1),eth(),eth_type(0x0800),\
-        ipv4(src=10.244.0.5,dst=203.0.113.2,frag=no), packets:0, bytes:0, used:never, actions:drop\n";
-    let vswitchd = directory.vswitchd(7, &[&reply(DATAPATHS), &reply(megaflows), &reply("")]);
+    let vswitchd = directory.vswitchd(7, &[&reply(DATAPATHS), &reply(DROPS), &reply("")]);
     let (looks, looks_to_do) = mpsc::channel(1);
     let (inputs, mut found) = mpsc::channel(1);
     let socket = directory.0.join("br-int.mgmt");
@@ -223,16 +233,74 @@ async fn a_look_tells_the_paths_on_which_a_megaflow_drops() {
         let asked = looks.send(vec![path(1), path(2)]).await;
         asked.expect("somebody looks");
         let input = timeout(Duration::from_secs(60), found.recv()).await;
-        let Some(Input::Dropping(dropping)) = input.expect("in time") else {
+        let Some(Input::Dropping(looked)) = input.expect("in time") else {
             panic!("another input");
         };
-        dropping
+        looked
     };
-    assert_eq!(look().await, Some(vec![path(2)]));
-    assert_eq!(look().await, Some(vec![]));
+    assert_eq!(look().await, found_on(vec![path(2)]));
+    assert_eq!(look().await, found_on(vec![]));
     vswitchd.abort();
-    assert_eq!(look().await, None, "it is gone");
+    let unknown = Looked::unknown(vec![path(1), path(2)]);
+    assert_eq!(look().await, unknown, "it is gone");
     watching.abort();
+}
+
+/// One pod has more megaflows than an answer has room for. Another one waits in the same looks.
+#[tokio::test]
+async fn a_pod_with_too_many_megaflows_is_not_looked_at_and_the_others_are() {
+    const ANSWER_MAX: usize = 1000;
+    let directory = Directory::new();
+    fs::write(directory.0.join("ovs-vswitchd.pid"), "7\n").expect("a file");
+    let socket = directory.0.join("ovs-vswitchd.7.ctl");
+    let listener = UnixListener::bind(socket).expect("a socket");
+    let (asked, mut filters) = mpsc::unbounded_channel();
+    let vswitchd = tokio::spawn(async move {
+        loop {
+            let (mut client, _) = listener.accept().await.expect("a client");
+            let mut request = [0; 200];
+            while let Ok(len @ 1..) = client.read(&mut request).await {
+                let request: serde_json::Value =
+                    serde_json::from_slice(&request[..len]).expect("a request");
+                let text = match request["params"][2].as_str() {
+                    None => DATAPATHS.to_owned(),
+                    Some(filter) => {
+                        asked.send(filter.to_owned()).expect("it is read");
+                        match filter.contains("in_port=p2") {
+                            true => DROPS.replace("p1", "p2"),
+                            false => " ".repeat(ANSWER_MAX),
+                        }
+                    }
+                };
+                // The agent reads no more than it takes.
+                let _ = client.write_all(reply(&text).as_bytes()).await;
+            }
+        }
+    });
+    let mut watcher = Watcher::new(&directory.0, "br-int");
+    watcher.vswitchd.answer_max_bytes = ANSWER_MAX;
+    let of_other = |to| Path {
+        interface: "p2".into(),
+        ..path(to)
+    };
+    let paths = [path(1), of_other(2), of_other(3)];
+    for _ in 0..2 {
+        let expected = Looked {
+            dropping: vec![of_other(2)],
+            unknown: vec![path(1)],
+        };
+        assert_eq!(watcher.look(&paths).await, expected);
+    }
+    let filters = std::iter::from_fn(|| filters.try_recv().ok());
+    let filters: Vec<String> = filters.collect();
+    let expected = [
+        "filter=ip",
+        "filter=ip,in_port=p1,nw_dst=203.0.113.1",
+        "filter=ip,in_port=p2",
+        "filter=ip,in_port=p2",
+    ];
+    assert_eq!(filters, expected, "what is too long is asked for once");
+    vswitchd.abort();
 }
 
 #[tokio::test]

@@ -163,6 +163,25 @@ pub struct MarkRefused {
     pub address: IpAddr,
 }
 
+/// The result of a look at the datapath ([`Command::FindDropping`]).
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Looked {
+    /// The paths on which a megaflow drops.
+    pub dropping: Vec<Path>,
+    /// The paths that the datapath could not be asked about.
+    pub unknown: Vec<Path>,
+}
+
+impl Looked {
+    /// The datapath could not be asked about these paths, which are all.
+    pub fn unknown(paths: Vec<Path>) -> Self {
+        Self {
+            dropping: Vec::new(),
+            unknown: paths,
+        }
+    }
+}
+
 /// Why the switch refused a batch.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum BatchError {
@@ -327,9 +346,8 @@ pub enum Input {
     ServiceNetworks(BTreeSet<IpNet>),
     /// How long a pass of the revalidators takes behind a change of flows.
     Revalidation(Duration),
-    /// The result of [`Command::FindDropping`]: the paths on which a megaflow drops; `None` if the
-    /// datapath could not be asked.
-    Dropping(Option<Vec<Path>>),
+    /// The result of [`Command::FindDropping`].
+    Dropping(Looked),
     /// The longest time for which the switch keeps a megaflow after its last packet.
     MegaflowsIdle(Duration),
     /// The flow monitor left out changes: flows may have been lost unseen.

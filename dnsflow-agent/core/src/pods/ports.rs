@@ -166,6 +166,11 @@ impl Ports {
             .is_some_and(|(network, primary)| primary.contains(network))
     }
 
+    /// Whether nothing counts at the interface because it is on a secondary network, as far as that is known.
+    pub(crate) fn is_on_secondary_network(&self, row: &Interface) -> bool {
+        row.network.is_some() && !self.is_on_primary_network(row)
+    }
+
     /// Commands which addresses count at an interface, if they are others than before, and reports
     /// where none does.
     fn trust_sources(&mut self, id: RowId, row: &Interface, out: &mut Output) {
@@ -200,11 +205,10 @@ impl Ports {
     /// The link-local address that port security of OVN lets pass as well is none of them: a router
     /// does not forward from it (RFC 4291, section 2.5.6), and a resolver is behind one.
     fn sources_of(&self, row: &Interface) -> Result<SourceAddresses, NotTrusted> {
-        if let Some(network) = &row.network {
-            let primary = self.primary_networks.as_ref();
-            if !primary.is_some_and(|primary| primary.contains(network)) {
-                return Err(NotTrusted::SecondaryNetwork(network.clone()));
-            }
+        if let Some(network) = &row.network
+            && !self.is_on_primary_network(row)
+        {
+            return Err(NotTrusted::SecondaryNetwork(network.clone()));
         }
         if row.addresses.is_empty() || row.mac.is_none() {
             return Err(NotTrusted::NoAddresses);

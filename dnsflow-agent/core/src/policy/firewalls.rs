@@ -3,7 +3,10 @@
 //! OVN follows a changed EgressFirewall later, if at all. Until it does, [`Firewalls`] has the former ones of the
 //! namespace as well: OVN may still enforce one of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use crate::{
     Timestamp,
@@ -99,8 +102,8 @@ impl Firewalls {
         self.are_read
     }
 
-    /// Takes in changes. `is_local` says whether a namespace has pods here. Returns the namespaces whose EgressFirewall
-    /// may have changed.
+    /// Takes in changes. `is_local` says whether a namespace has pods here. Returns the namespaces whose present or
+    /// former EgressFirewalls may have changed.
     pub(super) fn apply(
         &mut self,
         update: FirewallUpdate,
@@ -140,7 +143,7 @@ impl Firewalls {
                 }
             }
         }
-        self.limit_former();
+        namespaces.append(&mut self.limit_former(is_local));
         namespaces
     }
 
@@ -157,20 +160,34 @@ impl Firewalls {
         self.unfollowed.insert(namespace, unfollowed);
     }
 
-    /// Forgets former EgressFirewalls beyond the limit of the node.
-    fn limit_former(&mut self) {
+    /// Forgets former EgressFirewalls beyond the limit of the node. Returns the namespaces with pods here that have
+    /// lost some.
+    ///
+    /// Where no pod is, nobody asks which one OVN enforces: those go first. Of a namespace, the first one goes last,
+    /// because OVN may enforce it. Then OVN's rows are judged by the latest.
+    fn limit_former(&mut self, is_local: impl Fn(&str) -> bool) -> BTreeSet<String> {
+        let mut cut = BTreeSet::new();
         let counts = self.unfollowed.values().map(Unfollowed::former_rules);
         let mut count: usize = counts.sum();
-        while count > FORMER_RULES_MAX {
-            let all = self.unfollowed.values_mut();
-            let Some(most) = all.max_by_key(|one| one.former_rules()) else {
-                return;
-            };
-            count -= most.former_rules();
-            // A single one goes, too: then OVN's rows are judged by the latest.
-            most.former.truncate(usize::from(most.former.len() > 1));
-            count += most.former_rules();
+        for (is_here, kept) in [(false, 1), (false, 0), (true, 1), (true, 0)] {
+            if count <= FORMER_RULES_MAX {
+                break;
+            }
+            let mut all: Vec<_> = self.unfollowed.iter_mut().collect();
+            all.retain(|(name, one)| one.former.len() > kept && is_local(name) == is_here);
+            // Of equally many, the newest goes: a tenant's further edits take nothing from others.
+            all.sort_by_key(|(_, one)| Reverse((one.former_rules(), one.since)));
+            for (namespace, most) in all {
+                if count <= FORMER_RULES_MAX {
+                    break;
+                }
+                count -= most.former_rules();
+                most.former.truncate(kept);
+                count += most.former_rules();
+                cut.extend(is_here.then(|| namespace.clone()));
+            }
         }
+        cut
     }
 
     /// The namespace has its first pod here: its EgressFirewall may be one that OVN does not enforce.

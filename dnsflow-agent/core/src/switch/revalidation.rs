@@ -7,7 +7,8 @@
 //! So the agent asks the datapath for megaflows that drop packets on one of these paths. If there is none, the wait
 //! is over. If there is one, the agent asks again a little later: a loaded machine can take far longer than any
 //! estimate. A megaflow stays if another rule denies part of the path (another port, for example). It then costs nine
-//! tenths of the longest hold. If the datapath cannot be asked, an estimate of the revalidators' time ends the wait.
+//! tenths of the longest hold. If the datapath cannot be asked about any of the paths, an estimate of the revalidators'
+//! time ends the wait.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +17,7 @@ use std::{
 
 use crate::{
     Timestamp,
-    io::input::BatchId,
+    io::input::{BatchId, Looked},
     tools::counter_vec::{CounterVec, labels},
     values::{
         connection::Path,
@@ -152,9 +153,11 @@ impl Revalidation {
         Some(paths.into_iter().collect())
     }
 
-    /// Takes the result of the look: the paths on which a megaflow drops, or `None` if the datapath
-    /// could not be asked. Returns the batches whose wait is over.
-    pub fn looked(&mut self, dropping: Option<&[Path]>, now: Timestamp) -> Vec<BatchId> {
+    /// Takes the result of the look. Returns the batches whose wait is over.
+    ///
+    /// A batch does not wait for paths of which nothing is known, if it has others: a pod whose megaflows are too many
+    /// to look at would make all wait that share its batches.
+    pub fn looked(&mut self, looked: &Looked, now: Timestamp) -> Vec<BatchId> {
         let Some(Look { batches, began_at }) = self.look.take() else {
             return Vec::new();
         };
@@ -162,18 +165,15 @@ impl Revalidation {
         // free.
         let took = now.since(began_at);
         self.look_from = now + took.max(LOOK_PAUSE).max(self.waited(now) / LOOK_PAUSE_PART);
-        let Some(dropping) = dropping else {
-            for batch in batches {
-                if let Some(waiting) = self.waiting.get_mut(&batch) {
-                    waiting.paths.clear();
-                }
-            }
-            return Vec::new();
-        };
+        let Looked { dropping, unknown } = looked;
         let mut over = batches;
         over.retain(|batch| {
-            let waiting = self.waiting.get(batch);
-            waiting.is_some_and(|waiting| !waiting.paths.iter().any(|path| dropping.contains(path)))
+            let waiting = self.waiting.get_mut(batch);
+            waiting.is_some_and(|waiting| {
+                waiting.paths.retain(|path| !unknown.contains(path));
+                // Without a path, the estimate counts.
+                waiting.is_looked_at() && !waiting.paths.iter().any(|path| dropping.contains(path))
+            })
         });
         for batch in &over {
             self.end(*batch, RevalidationEvent::Clear);

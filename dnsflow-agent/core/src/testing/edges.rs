@@ -21,7 +21,7 @@ use crate::{
     },
     io::input::{
         AttachCommand, BatchError, BatchId, ClassChange, CookieCount, FlowQuestion, FlowReply,
-        FoundFlow, MarkChange, MarkFound, MarkRefused, NameSetId, SwitchPort,
+        FoundFlow, Looked, MarkChange, MarkFound, MarkRefused, NameSetId, SwitchPort,
     },
     ovn::rows::{RowId, Stage},
     values::{
@@ -414,7 +414,7 @@ impl Node {
                 None
             }
             Command::ConfirmFilter => Some(Input::FilterConfirmed),
-            Command::FindDropping(paths) => Some(Input::Dropping(self.dropping(&paths))),
+            Command::FindDropping(paths) => Some(Input::Dropping(self.dropping(paths))),
             Command::Release(_)
             | Command::Apply { .. }
             | Command::Ask(FlowQuestion::Dump { .. })
@@ -434,10 +434,15 @@ impl Node {
     }
 
     /// The paths of these on which a megaflow drops.
-    fn dropping(&self, paths: &[Path]) -> Option<Vec<Path>> {
-        let destinations = self.dropping.as_ref()?;
+    fn dropping(&self, paths: Vec<Path>) -> Looked {
+        let Some(destinations) = &self.dropping else {
+            return Looked::unknown(paths);
+        };
         let drops = |path: &&Path| destinations.contains(&path.addresses.dst());
-        Some(paths.iter().filter(drops).cloned().collect())
+        Looked {
+            dropping: paths.iter().filter(drops).cloned().collect(),
+            unknown: Vec::new(),
+        }
     }
 
     /// OVN's own flows: their actions are those that a test gave, else a drop.

@@ -237,7 +237,8 @@ pub const ACTION_TEXTS_MAX: usize = 256;
 /// a script makes more edits at once; ovn-kubernetes takes over the last.
 pub const FORMER_FIREWALLS_MAX: usize = 8;
 /// Their rules on the node: as many as an EgressFirewall of the largest size has in eight versions. A rule takes some
-/// 280 bytes. Beyond, the namespace with most forgets all but the first one, which OVN may enforce.
+/// 280 bytes. Beyond, namespaces without a pod here forget theirs, then the namespaces with most all but the first one,
+/// which OVN may enforce, and last that one.
 pub const FORMER_RULES_MAX: usize = 1 << 16;
 /// An EgressFirewall for which ovn-kubernetes has made no ACLs within this time is reported.
 pub const TAKEOVER_MAX: Duration = Duration::from_secs(30);

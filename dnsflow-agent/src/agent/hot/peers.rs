@@ -7,7 +7,7 @@
 use dnsflow_core::{
     Input,
     engine::Engine,
-    io::input::{AttachCommand, FlowQuestion},
+    io::input::{AttachCommand, FlowQuestion, Looked},
     values::connection::Path,
 };
 use tokio::sync::{mpsc, oneshot};
@@ -72,8 +72,8 @@ impl Peers {
     }
 
     pub(super) fn find_dropping(&self, paths: Vec<Path>, engine: &mut Engine) {
-        if self.datapath.try_send(paths).is_err() {
-            engine.handle(Input::Dropping(None), now());
+        if let Err(error) = self.datapath.try_send(paths) {
+            engine.handle(Input::Dropping(Looked::unknown(error.into_inner())), now());
         }
     }
 

@@ -296,6 +296,17 @@ fn an_answer_to_a_pod_on_a_primary_network_is_learned_for_that_network_alone() {
     }
 }
 
+/// No answer counts on a secondary network, and no rule holds there.
+#[test]
+fn a_pod_on_many_networks_takes_no_more_room_of_the_filter_than_its_ways_out() {
+    let mut node = beside_networks(40);
+    let is_filter = |command: &&Command| matches!(command, Command::FilterInterface { .. });
+    let filtered = |node: &Node| node.log.iter().filter(is_filter).count();
+    assert_eq!((filtered(&node), node.kernel.watched.len()), (1, 2));
+    make_primary(&mut node, "net0");
+    assert_eq!((filtered(&node), node.kernel.watched.len()), (2, 3));
+}
+
 /// Rules hold for each port of their port group, whatever its network.
 #[test]
 fn an_answer_is_learned_for_each_port_on_which_rules_hold() {

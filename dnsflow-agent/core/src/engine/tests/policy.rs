@@ -1,5 +1,7 @@
 //! Rules that come, go and change, and what OVN makes of them.
 
+use std::sync::Weak;
+
 use super::{
     reports::{Told, set_firewall_of_ns2},
     *,
@@ -10,7 +12,7 @@ use crate::{
         acl::take_parsed,
         rows::{Pipeline, PortGroup, Stage},
     },
-    values::ids::RecordingId,
+    values::{ids::RecordingId, limits::FORMER_RULES_MAX},
 };
 
 #[test]
@@ -419,6 +421,53 @@ fn of_edits_in_quick_succession_the_one_that_ovn_enforces_counts() {
         firewalls: vec![],
     }));
     assert_eq!((former(&node), node.destinations()), (0, BTreeSet::new()));
+}
+
+/// Two namespaces have pods here. Their large EgressFirewalls are edited again and again, and OVN follows none of them.
+#[test]
+fn of_former_firewalls_nothing_is_kept_beyond_their_limit() {
+    /// As many as ovn-kubernetes takes.
+    const RULES: usize = 8001;
+    const EDITS: usize = 8;
+    let mut node = Node::with(&[deny_all()]);
+    let binding = PortBinding {
+        logical_port: "ns2_p1".into(),
+        namespace: Some("ns2".into()),
+        ..port_binding("ns2_p1", 22)
+    };
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(RowId::new(0x222), Some(binding))],
+        ..SbUpdate::default()
+    }));
+    let mut former: Vec<Weak<[Rule]>> = Vec::new();
+    for namespace in ["ns1", "ns2"] {
+        for edit in 0..EDITS {
+            let mut rules = vec![deny_all(); RULES];
+            rules[0] = allow(&format!("n{edit}.test"));
+            let firewall = firewall(&rules);
+            former.push(Arc::downgrade(&firewall.rules));
+            let id = FirewallId {
+                namespace: namespace.into(),
+                name: FIREWALL_NAME.into(),
+            };
+            node.give(Input::Firewalls(FirewallUpdate {
+                reset: false,
+                firewalls: vec![(id, Some(firewall))],
+            }));
+        }
+        // The latest is no former one.
+        former.pop();
+    }
+    let kept = former.iter().filter(|rules| rules.strong_count() > 0);
+    let kept = kept.count();
+    assert!(kept * RULES <= FORMER_RULES_MAX, "{kept} are kept");
+    let policy = &node.engine.policy;
+    let names: usize = ["ns1", "ns2"]
+        .map(|namespace| policy.names_in(namespace, None).expect("names").1.len())
+        .iter()
+        .sum();
+    assert_eq!(names, kept + 2, "each has a name");
+    assert!(policy.former_count("ns1") + policy.former_count("ns2") > 2);
 }
 
 /// How many plans were made since the last call.

@@ -33,18 +33,26 @@ fn begin(revalidation: &mut Revalidation, batch: u64, paths: &[Path], ms: u64) {
     assert!(revalidation.awaits(BatchId(batch)));
 }
 
+/// Megaflows drop on these of the paths.
+fn drops(paths: &[Path]) -> Looked {
+    Looked {
+        dropping: paths.to_vec(),
+        unknown: Vec::new(),
+    }
+}
+
 #[test]
 fn a_batch_is_over_once_nothing_drops_on_its_paths() {
     let mut revalidation = waiting();
     begin(&mut revalidation, 1, &[path(5, 1), path(5, 2)], 0);
     assert_eq!(revalidation.look(at(0)), Some(vec![path(5, 1), path(5, 2)]));
     assert_eq!(revalidation.look(at(0)), None, "one look at a time");
-    assert_eq!(revalidation.looked(Some(&[path(5, 2)]), at(3)), []);
+    assert_eq!(revalidation.looked(&drops(&[path(5, 2)]), at(3)), []);
     // As long as the look took, the switch is left alone.
     assert_eq!(revalidation.deadline(), Some(at(6)));
     assert_eq!(revalidation.look(at(5)), None);
     assert!(revalidation.look(at(6)).is_some());
-    assert_eq!(revalidation.looked(Some(&[]), at(7)), [BatchId(1)]);
+    assert_eq!(revalidation.looked(&drops(&[]), at(7)), [BatchId(1)]);
     assert_eq!(revalidation.deadline(), None);
     assert_eq!(revalidation.events()[RevalidationEvent::Clear], 1);
 }
@@ -77,9 +85,9 @@ fn a_batch_of_many_paths_that_drop_for_good_does_not_fill_each_look() {
     begin(&mut revalidation, 1, &many, 0);
     assert_eq!(revalidation.look(at(0)), Some(many.clone()));
     begin(&mut revalidation, 2, &[path(6, 1)], 0);
-    assert_eq!(revalidation.looked(Some(&many), at(1)), []);
+    assert_eq!(revalidation.looked(&drops(&many), at(1)), []);
     assert_eq!(revalidation.look(at(2)), Some(vec![path(6, 1)]));
-    assert_eq!(revalidation.looked(Some(&[]), at(3)), [BatchId(2)]);
+    assert_eq!(revalidation.looked(&drops(&[]), at(3)), [BatchId(2)]);
     assert_eq!(revalidation.look(at(4)), Some(many));
 }
 
@@ -88,15 +96,15 @@ fn the_longer_a_batch_waits_the_rarer_are_the_looks() {
     let mut revalidation = waiting();
     begin(&mut revalidation, 1, &[path(5, 1)], 0);
     revalidation.look(at(0)).expect("a look");
-    revalidation.looked(Some(&[path(5, 1)]), at(1));
+    revalidation.looked(&drops(&[path(5, 1)]), at(1));
     assert_eq!(revalidation.deadline(), Some(at(2)));
     revalidation.look(at(63)).expect("a look");
-    revalidation.looked(Some(&[path(5, 1)]), at(64));
+    revalidation.looked(&drops(&[path(5, 1)]), at(64));
     assert_eq!(revalidation.deadline(), Some(at(72)), "an eighth of 64 ms");
     // A newer batch does not wait for the older one's pause.
     revalidation.look(at(72)).expect("a look");
     begin(&mut revalidation, 2, &[path(6, 1)], 72);
-    revalidation.looked(Some(&[path(5, 1)]), at(73));
+    revalidation.looked(&drops(&[path(5, 1)]), at(73));
     assert_eq!(revalidation.deadline(), Some(at(74)));
 }
 
@@ -105,7 +113,7 @@ fn what_drops_for_good_ends_the_wait_before_frames_have_to_go() {
     let mut revalidation = waiting();
     begin(&mut revalidation, 1, &[path(5, 1)], 0);
     revalidation.look(at(0)).expect("a look");
-    assert_eq!(revalidation.looked(Some(&[path(5, 1)]), at(1)), []);
+    assert_eq!(revalidation.looked(&drops(&[path(5, 1)]), at(1)), []);
     assert_eq!(
         revalidation.expired(|_| true, at(89)),
         [],
@@ -120,9 +128,32 @@ fn a_datapath_that_cannot_be_asked_is_not_asked_again_for_the_same_batch() {
     let mut revalidation = waiting();
     begin(&mut revalidation, 1, &[path(5, 1)], 0);
     revalidation.look(at(0)).expect("a look");
-    assert_eq!(revalidation.looked(None, at(1)), []);
+    assert_eq!(
+        revalidation.looked(&Looked::unknown(vec![path(5, 1)]), at(1)),
+        []
+    );
     assert_eq!(revalidation.look(at(20)), None);
     assert_eq!(revalidation.expired(|_| true, at(40)), [BatchId(1)]);
+    assert_eq!(revalidation.events()[RevalidationEvent::Estimated], 1);
+}
+
+/// The megaflows of one pod are too many to look at.
+#[test]
+fn a_path_of_which_nothing_is_known_makes_no_other_one_wait() {
+    let mut revalidation = waiting();
+    begin(&mut revalidation, 1, &[path(5, 1), path(6, 1)], 0);
+    begin(&mut revalidation, 2, &[path(6, 2)], 0);
+    begin(&mut revalidation, 3, &[path(5, 3)], 0);
+    revalidation.look(at(0)).expect("a look");
+    let looked = Looked {
+        dropping: vec![path(6, 1)],
+        unknown: vec![path(5, 1), path(5, 3)],
+    };
+    assert_eq!(revalidation.looked(&looked, at(1)), [BatchId(2)]);
+    assert_eq!(revalidation.look(at(2)), Some(vec![path(6, 1)]));
+    assert_eq!(revalidation.looked(&drops(&[]), at(3)), [BatchId(1)]);
+    assert_eq!(revalidation.expired(|_| true, at(39)), []);
+    assert_eq!(revalidation.expired(|_| true, at(40)), [BatchId(3)]);
     assert_eq!(revalidation.events()[RevalidationEvent::Estimated], 1);
 }
 
@@ -159,9 +190,9 @@ fn batches_that_came_during_a_look_take_part_in_the_next_one() {
     begin(&mut revalidation, 1, &[path(5, 1)], 0);
     revalidation.look(at(0)).expect("a look");
     begin(&mut revalidation, 2, &[path(6, 2)], 1);
-    assert_eq!(revalidation.looked(Some(&[]), at(2)), [BatchId(1)]);
+    assert_eq!(revalidation.looked(&drops(&[]), at(2)), [BatchId(1)]);
     assert_eq!(revalidation.look(at(4)), Some(vec![path(6, 2)]));
-    assert_eq!(revalidation.looked(Some(&[]), at(5)), [BatchId(2)]);
+    assert_eq!(revalidation.looked(&drops(&[]), at(5)), [BatchId(2)]);
 }
 
 #[test]
@@ -170,10 +201,10 @@ fn a_batch_is_over_whatever_drops_on_the_paths_of_another() {
     begin(&mut revalidation, 1, &[path(5, 1)], 0);
     begin(&mut revalidation, 2, &[path(5, 2)], 0);
     revalidation.look(at(0)).expect("a look");
-    let over = revalidation.looked(Some(&[path(5, 1)]), at(1));
+    let over = revalidation.looked(&drops(&[path(5, 1)]), at(1));
     assert_eq!(over, [BatchId(2)]);
     revalidation.look(at(2)).expect("a look");
-    assert_eq!(revalidation.looked(Some(&[]), at(3)), [BatchId(1)]);
+    assert_eq!(revalidation.looked(&drops(&[]), at(3)), [BatchId(1)]);
 }
 
 #[test]
@@ -187,7 +218,7 @@ fn a_look_is_for_so_many_paths_only() {
     let paths = revalidation.look(at(0)).expect("a look");
     assert_eq!(paths.len(), half.len() + 1, "those of 2 and 3");
     assert_eq!(
-        revalidation.looked(Some(&[]), at(1)),
+        revalidation.looked(&drops(&[]), at(1)),
         [BatchId(2), BatchId(3)]
     );
     assert_eq!(revalidation.expired(|_| true, at(40)), [BatchId(1)]);
@@ -199,6 +230,6 @@ fn without_a_switch_nothing_is_waited_for() {
     begin(&mut revalidation, 1, &[path(5, 1)], 0);
     revalidation.look(at(0)).expect("a look");
     assert_eq!(revalidation.disconnected(), [BatchId(1)]);
-    assert_eq!(revalidation.looked(Some(&[]), at(1)), [], "too late");
+    assert_eq!(revalidation.looked(&drops(&[]), at(1)), [], "too late");
     assert_eq!(revalidation.deadline(), None);
 }
