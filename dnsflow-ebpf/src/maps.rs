@@ -35,10 +35,10 @@ use aya_ebpf::{
 use dnsflow_common::{
     Reason,
     key::{
-        ADDRESS_WORDS, Address, AddressBit, AttemptKey, CLASSES_MAX, Class, ClassKey, ENTRIES_MAX, Entry, EntryKey,
-        FRAGMENTS_MAX, FragmentKey, HELD_MAX, HeldKey, NAME_SETS_MAX, NAMES_MAX, NETWORKS_MAX,
-        NameKey, NetworkKey, PENDING_MAX, Pending, RESOLVERS_MAX, ResolverKey, SHARES_MAX,
-        SOURCES_MAX, Share, SlotKey, SourceKey, SourceMac,
+        ADDRESS_WORDS, Address, AddressBit, AttemptKey, CLASSES_MAX, Class, ClassKey, ENTRIES_MAX,
+        Entry, EntryKey, FRAGMENTS_MAX, FragmentKey, HELD_MAX, HeldKey, NAME_SETS_MAX, NAMES_MAX,
+        NETWORKS_MAX, NameKey, NetworkKey, PENDING_MAX, Pending, RESOLVERS_MAX, ResolverKey,
+        SHARES_MAX, SOURCES_MAX, Share, SlotKey, SourceKey, SourceMac,
     },
     question::Buffer,
     record::{ASIDE_BYTES, ATTEMPTS_MAX, DEFERRED_MAX, Deferred, MAX_CAPTURE, RecordHeader},
