@@ -113,9 +113,11 @@ impl<'de, R: Reader> Visitor<'de> for Any<R> {
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<R::Value, E> {
-        // JSON has no infinity. In YAML it is a number that nobody reads, and neither a text nor a missing value.
-        let number = Number::from_f64(value).or_else(|| Number::from_f64(f64::MAX));
-        Ok(self.0.other(number.map_or(Seen::Null, Seen::Number)))
+        // JSON has no infinity. In YAML it is no number that anybody reads, and not a missing value.
+        let number = Number::from_f64(value).map(Seen::Number);
+        Ok(self
+            .0
+            .other(number.unwrap_or_else(|| Seen::Text(value.to_string()))))
     }
 
     fn visit_str<E: Error>(self, value: &str) -> Result<R::Value, E> {
