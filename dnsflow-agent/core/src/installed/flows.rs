@@ -131,11 +131,14 @@ impl Flows {
                     if flow.lost {
                         batch.end_gap();
                     }
-                    batch.replaces |= flow.template.body != template.body;
+                    let is_other = flow.template.body != template.body;
+                    batch.replaces |= is_other;
                     batch.extend(template.addition(target));
                     Flow {
                         template,
                         written_at: batch.written_at(),
+                        // A dump under way has shown the one before.
+                        seen_in: if is_other { 0 } else { flow.seen_in },
                         counted: false,
                         lost: false,
                         ..flow

@@ -21,7 +21,7 @@ use crate::{
     io::input::BatchId,
     policy::{
         plan::{Patterns, Plan, Planned, PortFacts},
-        rules::ChangedNames,
+        rules::{ChangedName, ChangedNames},
     },
     values::{
         flow::{Cookie, FlowKey, Masked, Target},
@@ -313,17 +313,19 @@ impl Groups {
     pub(crate) fn enforce(&mut self, id: GroupId, planned: &Planned, batch: &mut Batch) {
         let Planned { plan, is_cut, .. } = planned;
         let target = self.target(id);
-        let group = self.groups.get_mut(&id).zip(target);
-        let Some((group, target)) = group.filter(|(group, _)| group.plan != *plan) else {
-            return self.write(id, batch);
+        let Some((group, target)) = self.groups.get_mut(&id).zip(target) else {
+            return;
         };
+        group.is_cut = *is_cut;
+        if group.plan == *plan {
+            return self.write(id, batch);
+        }
         if matches!(group.flows.written, Written::Unsent { .. }) && batch.is_before_comparison() {
             group.flows.lose_all();
         }
         let before = batch.len();
         group.flows.enforce(target, plan.clone(), None, batch);
         group.plan.clone_from(plan);
-        group.is_cut = *is_cut;
         if batch.adds_since(before) {
             self.lost(id);
         }
@@ -331,6 +333,8 @@ impl Groups {
 
     /// The rules of these names have changed: `plan` gives the plans of the port's groups by their patterns. Returns the
     /// groups whose addresses need not be planned anew: each has flows for all of its rules, before and behind the change.
+    /// Where a pattern may be another one, addresses leave the group, and have its mark until the next one is in force: its
+    /// flows change with the first address that stays.
     pub(crate) fn follow(
         &mut self,
         facts: PortFacts<'_>,
@@ -347,7 +351,10 @@ impl Groups {
         let of_port: Vec<(GroupId, Patterns)> = of_port.collect();
         let mut following = BTreeSet::new();
         for (id, patterns) in of_port {
-            if patterns.is_any_of(names) {
+            if let Some(change) = patterns.change(names) {
+                if change != ChangedName::InPlace {
+                    continue;
+                }
                 let planned = plan(&patterns);
                 let was_cut = self.groups.get(&id).is_some_and(|group| group.is_cut);
                 if planned.is_cut || was_cut || !self.is_for(id, &planned, batch) {

@@ -561,15 +561,14 @@ fn behind_an_edit_an_address_waits_for_the_flows_of_its_group() {
 #[test]
 fn an_edit_beyond_the_room_of_an_address_is_noted_at_each_address() {
     let rules = |ports| {
-        [
-            many(allow("example.com"), 1),
-            many(allow("example.com"), ports),
-            deny_all(),
-        ]
+        let further = (ports > 0).then(|| many(allow("example.com"), ports));
+        let first = [many(allow("example.com"), 1)];
+        let rules = first.into_iter().chain(further);
+        rules.chain([deny_all()]).collect::<Vec<_>>()
     };
     let mut node = Node::bare();
     node.engine = Engine::new(config());
-    let mut node = node.start(&rules(1));
+    let mut node = node.start(&rules(0));
     node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
     for (ports, cut) in [(FLOWS_PER_ADDRESS_MAX + 1, 2), (2, 2), (1, 2)] {
         node.set_firewall(&rules(ports));
@@ -587,26 +586,39 @@ fn an_edit_beyond_the_room_of_an_address_is_noted_at_each_address() {
     }
 }
 
+/// The rule leaves a port to another pattern, or another pattern comes.
 #[test]
-fn an_edit_with_a_new_pattern_moves_addresses_without_a_gap() {
-    let mut node = node();
-    node.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let before: BTreeSet<_> = node.switch.keys().cloned().collect();
-    node.log.clear();
-    let more = [allow("example.com"), allow("www.example.com"), deny_all()];
-    node.set_firewall(&more);
-    node.set_ovn(&more);
-    assert_eq!(node.open().len(), 2);
-    // The flows of the former group stay for a while: no packet has its mark any more.
-    let after: BTreeSet<_> = node.switch.keys().cloned().collect();
-    assert!(after.is_superset(&before));
-    let deletions = node.batches().into_iter().flat_map(|(_, changes)| changes);
-    assert_eq!(
-        deletions
-            .filter(|change| matches!(change, FlowChange::Delete(..)))
-            .count(),
-        0
-    );
+fn an_edit_of_patterns_moves_addresses_without_a_gap() {
+    let former = [many(allow("example.com"), 2)];
+    let edits = [
+        [
+            many(allow("example.com"), 1),
+            many(allow("*.example.com"), 2),
+        ]
+        .to_vec(),
+        [&former[..], &[allow("com")]].concat(),
+    ];
+    for edit in edits {
+        let mut node = Node::bare();
+        node.engine = Engine::new(config());
+        let mut node = node.start(&former);
+        node.answer("p1", "www.example.com", &[ADDRESS], 600);
+        let before: BTreeSet<_> = node.switch.keys().cloned().collect();
+        node.log.clear();
+        node.set_firewall(&edit);
+        node.set_ovn(&edit);
+        assert_eq!(node.destinations().len(), 1);
+        // The flows of the former group stay for a while: no packet has its mark any more.
+        let after: BTreeSet<_> = node.switch.keys().cloned().collect();
+        assert!(after.len() > before.len() && after.is_superset(&before));
+        let deletions = node.batches().into_iter().flat_map(|(_, changes)| changes);
+        assert_eq!(
+            deletions
+                .filter(|change| matches!(change, FlowChange::Delete(..)))
+                .count(),
+            0
+        );
+    }
 }
 
 /// The flows of the group that an address gets by an edit wait behind what the pod itself has changed.

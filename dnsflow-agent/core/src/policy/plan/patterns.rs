@@ -10,7 +10,7 @@ use crate::{
     ovn::view::TunnelKeys,
     policy::{
         plan::{MatchedRules, PortFacts},
-        rules::{ChangedNames, NamePattern, RuleSet},
+        rules::{ChangedName, ChangedNames, NamePattern, RuleSet},
     },
     values::name::DomainName,
 };
@@ -54,10 +54,10 @@ impl Patterns {
         self.keys == facts.keys && self.sources.iter().eq(sources)
     }
 
-    /// Whether one of them is of one of these names.
-    pub(crate) fn is_any_of(&self, names: &ChangedNames) -> bool {
-        let mut patterns = self.patterns.iter();
-        patterns.any(|(name, _)| names.contains_key(name))
+    /// How the rules of their names have changed, if some have.
+    pub(crate) fn change(&self, names: &ChangedNames) -> Option<ChangedName> {
+        let changes = self.patterns.iter().filter_map(|(name, _)| names.get(name));
+        changes.max().copied()
     }
 
     /// Whether the addresses are of IPv6.
