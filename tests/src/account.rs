@@ -15,6 +15,9 @@ pub struct Account {
     pub passed: u64,
     /// Answers that the ring buffer had no room for: the agent does not keep up.
     pub ring_full: u64,
+    /// Answers to queries that the TC program has not seen. Open vSwitch's userspace datapath may send a query on before
+    /// the program sees it.
+    pub not_asked: u64,
     /// Answers over the pod's share of the ring buffer.
     pub over_share: u64,
     /// Answers that the TC program could not copy.
@@ -54,6 +57,7 @@ impl Account {
             released: sum(r#"dnsflow_packets_to_pods_total{reason="released"}"#),
             passed: sum(r#"dnsflow_packets_to_pods_total{reason="captured"}"#),
             ring_full: sum(r#"dnsflow_packets_to_pods_total{reason="ring_full"}"#),
+            not_asked: sum(r#"dnsflow_packets_to_pods_total{reason="not_asked"}"#),
             over_share: sum(r#"dnsflow_packets_to_pods_total{reason="over_share"}"#),
             copy_failed: sum(r#"dnsflow_packets_to_pods_total{reason="copy_failed"}"#),
             lost: sum("dnsflow_held_answers_lost_total{"),
@@ -77,6 +81,7 @@ impl Account {
             released: self.released - earlier.released,
             passed: self.passed - earlier.passed,
             ring_full: self.ring_full - earlier.ring_full,
+            not_asked: self.not_asked - earlier.not_asked,
             over_share: self.over_share - earlier.over_share,
             copy_failed: self.copy_failed - earlier.copy_failed,
             lost: self.lost - earlier.lost,
@@ -125,6 +130,18 @@ impl Account {
 }
 
 impl Lab {
+    /// What the lab's agent has counted at all: the lines of its metrics that are not zero, without distributions.
+    pub fn counted(&self) -> String {
+        let metrics = match self.agent_metrics() {
+            Ok(metrics) => metrics,
+            Err(error) => return format!("no metrics: {error:#}"),
+        };
+        let says = |line: &&str| {
+            !line.starts_with('#') && !line.contains("_bucket{") && !line.ends_with(" 0")
+        };
+        metrics.lines().filter(says).collect::<Vec<_>>().join("\n")
+    }
+
     /// The account of the lab's agent, up to a second old.
     pub fn account(&self) -> Result<Account> {
         let metrics = self.agent_metrics().context("the agent's metrics")?;
@@ -142,6 +159,7 @@ mod tests {
 dnsflow_packets_to_pods_total{reason="released"} 6
 dnsflow_packets_to_pods_total{reason="captured"} 2
 dnsflow_packets_to_pods_total{reason="ring_full"} 1
+dnsflow_packets_to_pods_total{reason="not_asked"} 7
 dnsflow_packets_to_pods_total{reason="over_share"} 3
 dnsflow_packets_to_pods_total{reason="copy_failed"} 0
 dnsflow_packets_from_pods_total{reason="captured"} 9
@@ -164,6 +182,7 @@ dnsflow_mark_changes_total{change="refused"} 2"#;
             released: 6,
             passed: 2,
             ring_full: 1,
+            not_asked: 7,
             over_share: 3,
             copy_failed: 0,
             lost: 2,
