@@ -37,7 +37,7 @@ pub fn tell(frame: &Frame<'_>, found: &Found, protocol: u8) -> Result<Reason, Re
         }
         _ => {}
     }
-    if !share::pays_for_attempt(ifindex) {
+    if !share::pays_for_attempt(ifindex, now) {
         return Err(Reason::AttemptOverShare);
     }
     let record = Attempt {

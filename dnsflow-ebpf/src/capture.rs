@@ -5,8 +5,7 @@ use aya_ebpf::{
     EbpfContext as _,
     bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
     helpers::generated::{
-        bpf_ktime_get_ns, bpf_map_push_elem, bpf_ringbuf_output, bpf_ringbuf_query,
-        bpf_skb_load_bytes,
+        bpf_map_push_elem, bpf_ringbuf_output, bpf_ringbuf_query, bpf_skb_load_bytes,
     },
 };
 use aya_log_ebpf::warn;
@@ -31,17 +30,18 @@ use crate::{
 /// `kernel/bpf/queue_stack_maps.c`).
 const OLDEST_GOES: u64 = 2;
 
-/// Hands the frame to the agent as a record of this kind. The record ends where the captured bytes end.
+/// Hands the frame to the agent as a record of this kind. The record ends where the captured bytes end. `now` is the
+/// time of the capture.
 #[inline(always)]
-pub fn capture(frame: &Frame<'_>, kind: u16) -> Reason {
-    if !is_attended() {
+pub fn capture(frame: &Frame<'_>, kind: u16, now: u64) -> Reason {
+    if !is_attended(now) {
         return Reason::Unattended;
     }
     let len = frame.len().min(MAX_CAPTURE as u32);
-    if !share::pays_for_record(frame.ifindex(), len) {
+    if !share::pays_for_record(frame.ifindex(), len, now) {
         return Reason::OverShare;
     }
-    let Some(scratch) = copy::<{ MAX_CAPTURE as u32 - 1 }>(frame, len, kind) else {
+    let Some(scratch) = copy::<{ MAX_CAPTURE as u32 - 1 }>(frame, len, kind, now) else {
         warn!(frame.ctx, "cannot copy {} bytes of a frame", len);
         return Reason::CopyFailed;
     };
@@ -70,11 +70,12 @@ pub fn capture(frame: &Frame<'_>, kind: u16) -> Reason {
 /// buffer of attempts: the agent takes the names of the pod's attempts from it.
 #[inline(always)]
 pub fn defer(frame: &Frame<'_>) -> Reason {
-    let len = frame.len();
-    if len > DEFERRED_FRAME_MAX as u32 || !share::pays_for_deferring(frame.ifindex()) {
+    let (len, now) = (frame.len(), now_ns());
+    if len > DEFERRED_FRAME_MAX as u32 || !share::pays_for_deferring(frame.ifindex(), now) {
         return Reason::NotDeferred;
     }
-    let Some(scratch) = copy::<{ DEFERRED_FRAME_MAX as u32 - 1 }>(frame, len, KIND_ANSWER) else {
+    let Some(scratch) = copy::<{ DEFERRED_FRAME_MAX as u32 - 1 }>(frame, len, KIND_ANSWER, now)
+    else {
         return Reason::CopyFailed;
     };
     // SAFETY: a record begins like a deferred answer, and is longer.
@@ -112,22 +113,22 @@ pub fn defer(frame: &Frame<'_>) -> Reason {
 
 /// Whether somebody may come to read what is captured.
 #[inline(always)]
-pub fn is_attended() -> bool {
+pub fn is_attended(now: u64) -> bool {
     match CAPTURE_UNTIL.get(0) {
-        Some(until) => *until == 0 || now_ns() < *until,
+        Some(until) => *until == 0 || now < *until,
         None => false,
     }
 }
 
 /// Makes a record of the first `len` bytes of the frame. `len` is from 1 to `MASK + 1`.
 #[inline(always)]
-fn copy<const MASK: u32>(frame: &Frame<'_>, len: u32, kind: u16) -> Option<*mut Scratch> {
+fn copy<const MASK: u32>(frame: &Frame<'_>, len: u32, kind: u16, now: u64) -> Option<*mut Scratch> {
     let scratch = maps::scratch()?;
     // SAFETY: `scratch` is this CPU's map value, which no other CPU uses (`maps`); the context is the kernel's.
     unsafe {
         let skb = frame.ctx.skb.skb;
         (*scratch).header = RecordHeader {
-            captured_at_ns: bpf_ktime_get_ns(),
+            captured_at_ns: now,
             ifindex: frame.ifindex(),
             frame_len: frame.len(),
             captured_len: len,

@@ -44,7 +44,7 @@ fn group(frame: &Frame<'_>) -> Option<u32> {
     let now = now_ns();
     // SAFETY: the memory stays that of an element of this map. Its fields are words, and each is written at once.
     unsafe {
-        if now >= (*entry).until_ns || !capture::is_attended() {
+        if now >= (*entry).until_ns || !capture::is_attended(now) {
             return None;
         }
         if now.wrapping_sub((*entry).used_ns) > ENTRY_USED_EVERY_NS {

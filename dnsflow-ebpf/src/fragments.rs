@@ -17,11 +17,12 @@ fn key(frame: &Frame<'_>, found: &Found) -> Result<FragmentKey, Reason> {
 /// Lets the fragments behind this first one be captured, if it will be.
 #[inline(always)]
 pub fn expect(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
-    if !share::is_left(frame.ifindex()) {
+    let now = now_ns();
+    if !share::is_left(frame.ifindex(), now) {
         return Ok(());
     }
     // If there is no room, the later fragments are left out and counted.
-    let _ = maps::FRAGMENTS.insert(key(frame, found)?, now_ns(), 0);
+    let _ = maps::FRAGMENTS.insert(key(frame, found)?, now, 0);
     Ok(())
 }
 

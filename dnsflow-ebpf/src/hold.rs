@@ -14,7 +14,7 @@ use crate::{
     found::{Found, Kind},
     maps, share,
     skb::Frame,
-    trust::{Asked, id, now_ns},
+    trust::{Asked, id},
 };
 
 /// Whether to hold this answer. The answer is trusted, and a rule mentions its name or may mention it.
@@ -22,7 +22,7 @@ use crate::{
 /// Nothing is held unless the agent has said lately that it is well, nor in a namespace that has switched holding off.
 /// A frame is not held if the agent could not put it back unchanged, or if it was held before.
 #[inline(always)]
-pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
+pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked, now: u64) -> bool {
     // SAFETY: the context is the kernel's.
     let gso_size = unsafe { (*frame.ctx.skb.skb).gso_size };
     let fits = !frame.has_tag_outside() && !found.has_tag() && frame.len() <= MAX_CAPTURE as u32;
@@ -42,16 +42,16 @@ pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
     // What the pod's share does not pay for is not held, and need not be remembered.
     fits && kind
         && may_hold
-        && is_agent_well()
-        && share::is_left(frame.ifindex())
-        && is_first_time(frame, found, asked)
+        && is_agent_well(now)
+        && share::is_left(frame.ifindex(), now)
+        && is_first_time(frame, found, asked, now)
 }
 
 /// Whether the agent has said lately that it is well.
 #[inline(always)]
-pub fn is_agent_well() -> bool {
+pub fn is_agent_well(now: u64) -> bool {
     match maps::HOLD_UNTIL.get(0) {
-        Some(until_ns) => now_ns() < *until_ns,
+        Some(until_ns) => now < *until_ns,
         None => false,
     }
 }
@@ -59,7 +59,7 @@ pub fn is_agent_well() -> bool {
 /// Whether this frame was not held before. A frame that the agent puts back has the agent's mark. If
 /// another program changes the mark, the frame would be held again and again.
 #[inline(always)]
-fn is_first_time(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
+fn is_first_time(frame: &Frame<'_>, found: &Found, asked: Asked, now: u64) -> bool {
     // The answer has used up its query, so it would not come to here a second time.
     if asked == Asked::Seen {
         return true;
@@ -78,7 +78,6 @@ fn is_first_time(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
         sequence,
         ports: [found.src_port, found.dst_port],
     };
-    let now = now_ns();
     // SAFETY: the value is one word, of this key or of another one (`maps`).
     match unsafe { maps::HELD.get(&key) } {
         Some(held_at) if now.wrapping_sub(*held_at) < HELD_AGAIN_NS => false,

@@ -44,7 +44,7 @@ use dnsflow_common::{
 use crate::{
     found::{Found, Kind},
     skb::Frame,
-    trust::Asked,
+    trust::{Asked, now_ns},
 };
 
 /// Continue with the next program or filter: with TCX the value is called `TCX_NEXT` (Linux
@@ -93,7 +93,7 @@ fn is_followed(frame: &Frame<'_>) -> Result<(), Reason> {
 #[classifier]
 pub fn dnsflow_hold(ctx: TcContext) -> i32 {
     let frame = Frame::new(&ctx);
-    let reason = capture::capture(&frame, KIND_HELD);
+    let reason = capture::capture(&frame, KIND_HELD, now_ns());
     leave_out(&frame, reason);
     maps::count(&maps::COUNTERS, reason);
     match reason {
@@ -173,8 +173,9 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
             asked
         }
     };
+    let now = now_ns();
     if let Some(asked) = asked {
-        let holds = hold::holds(frame, &found, asked);
+        let holds = hold::holds(frame, &found, asked, now);
         if asked == Asked::Seen && opening::may_open(frame, &found) {
             opening::go_on(frame, holds)?;
         }
@@ -182,7 +183,7 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
             hold::go_on(frame);
         }
     }
-    Ok(capture::capture(frame, KIND_ANSWER))
+    Ok(capture::capture(frame, KIND_ANSWER, now))
 }
 
 #[inline(always)]
@@ -213,7 +214,7 @@ fn ingress(frame: &Frame<'_>) -> Result<Reason, Reason> {
     trust::from_own_address(frame, &found)?;
     if found.kind() == Kind::Segment {
         is_followed(frame)?;
-        return Ok(capture::capture(frame, KIND_SENT));
+        return Ok(capture::capture(frame, KIND_SENT, now_ns()));
     }
     trust::remember(frame, &found)
 }

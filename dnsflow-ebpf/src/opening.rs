@@ -82,15 +82,16 @@ pub fn open(frame: &Frame<'_>) -> Result<Reason, Reason> {
     opening.kind.set(kind.into());
     let kind = opening.kind.get() as u16;
     // First the record: the agent knows of each entry.
-    let reason = capture::capture(frame, kind);
+    let now = now_ns();
+    let reason = capture::capture(frame, kind, now);
     if kind != KIND_OPENED {
         return Ok(reason);
     }
     match reason {
-        Reason::Opened => opening.make_entries(frame.ifindex(), reason),
+        Reason::Opened => opening.make_entries(frame.ifindex(), now, reason),
         // Nobody reads the ring buffer.
-        Reason::RingFull | Reason::OverShare if !hold::is_agent_well() => {
-            opening.make_entries(frame.ifindex(), Reason::OpenedUntold)
+        Reason::RingFull | Reason::OverShare if !hold::is_agent_well(now) => {
+            opening.make_entries(frame.ifindex(), now, Reason::OpenedUntold)
         }
         _ => Err(reason),
     }
@@ -185,8 +186,8 @@ impl Opening {
 
     /// Makes the entries of all addresses, or none.
     #[inline(always)]
-    fn make_entries(&mut self, ifindex: u32, reason: Reason) -> Result<Reason, Reason> {
-        let until_ns = now_ns() + maps::entry_time_ns(self.message.ttl());
+    fn make_entries(&mut self, ifindex: u32, now: u64, reason: Reason) -> Result<Reason, Reason> {
+        let until_ns = now + maps::entry_time_ns(self.message.ttl());
         maps::count_entries(ifindex, self.fresh.get().into());
         self.made.set(0);
         let mut number = 0;
@@ -198,7 +199,7 @@ impl Opening {
             let entry = Entry::new(self.mark.get(), until_ns);
             match maps::ENTRIES.insert(&key, &entry, NOTHING_THERE) {
                 Ok(()) => self.made.set(self.made.get() | 1 << number),
-                Err(IS_THERE) => self.move_end(&key, until_ns),
+                Err(IS_THERE) => self.move_end(&key, now, until_ns),
                 Err(_) => {
                     self.take_back(ifindex);
                     return Err(Reason::EntriesFull);
@@ -234,14 +235,14 @@ impl Opening {
     /// Only the end is written. If the agent replaces or removes the entry meanwhile, the write meets memory that is no
     /// longer this entry: nothing, or another entry (`maps`), whose end the agent knows. The agent's mark stays.
     #[inline(always)]
-    fn move_end(&self, key: &EntryKey, until_ns: u64) {
+    fn move_end(&self, key: &EntryKey, now: u64, until_ns: u64) {
         let Some(entry) = maps::ENTRIES.get_ptr_mut(key) else {
             return;
         };
         // SAFETY: the memory stays that of an element of this map. Its fields are words, and each is written at once.
         unsafe {
             let before_ns = (*entry).until_ns;
-            let is_over = before_ns <= now_ns() || !hold::is_agent_well();
+            let is_over = before_ns <= now || !hold::is_agent_well(now);
             if is_over && (*entry).mark == self.mark.get() && before_ns < until_ns {
                 (*entry).until_ns = until_ns;
             }

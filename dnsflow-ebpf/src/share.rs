@@ -11,7 +11,7 @@ use dnsflow_common::{
     },
 };
 
-use crate::{maps, trust::now_ns};
+use crate::maps;
 
 /// How much of its share of the ring buffer an interface may use at once.
 const RING_BURST_NS: u64 = SHARE_BURST_BYTES * SHARE_NS_PER_BYTE;
@@ -19,21 +19,21 @@ const RING_BURST_NS: u64 = SHARE_BURST_BYTES * SHARE_NS_PER_BYTE;
 /// The time by which shares of the ring buffer come back. It stands still while nobody reads the ring buffer: otherwise,
 /// one pod would fill it.
 #[inline(always)]
-fn read_ns() -> u64 {
+fn read_ns(now: u64) -> u64 {
     match maps::READ_UNTIL.get(0) {
-        Some(until) => now_ns().min(*until),
+        Some(until) => now.min(*until),
         None => 0,
     }
 }
 
 /// Whether an interface has something left of its share of the ring buffer.
 #[inline(always)]
-pub fn is_left(ifindex: u32) -> bool {
+pub fn is_left(ifindex: u32, now: u64) -> bool {
     match maps::SHARES.get_ptr_mut(&ifindex) {
         // SAFETY: as in `pays`.
         Some(share) if maps::is_shared() => unsafe {
             let paid = ptr::read_volatile(&raw const (*share).ring_paid_at_ns);
-            paid <= read_ns() + RING_BURST_NS
+            paid <= read_ns(now) + RING_BURST_NS
         },
         _ => true,
     }
@@ -41,9 +41,9 @@ pub fn is_left(ifindex: u32) -> bool {
 
 /// Takes a record of a frame of this length from the interface's share of the ring buffer.
 #[inline(always)]
-pub fn pays_for_record(ifindex: u32, len: u32) -> bool {
+pub fn pays_for_record(ifindex: u32, len: u32, now: u64) -> bool {
     let cost_ns = (u64::from(len) + SHARE_RECORD_BYTES) * SHARE_NS_PER_BYTE;
-    pays(ifindex, read_ns(), cost_ns, RING_BURST_NS, |share| {
+    pays(ifindex, read_ns(now), cost_ns, RING_BURST_NS, |share| {
         // SAFETY: `pays` gives the place of a share.
         unsafe {
             (
@@ -56,10 +56,10 @@ pub fn pays_for_record(ifindex: u32, len: u32) -> bool {
 
 /// Takes one answer from the interface's share of those that are deferred.
 #[inline(always)]
-pub fn pays_for_deferring(ifindex: u32) -> bool {
+pub fn pays_for_deferring(ifindex: u32, now: u64) -> bool {
     pays(
         ifindex,
-        now_ns(),
+        now,
         DEFER_INTERVAL_NS,
         DEFER_BURST * DEFER_INTERVAL_NS,
         |share| {
@@ -76,10 +76,10 @@ pub fn pays_for_deferring(ifindex: u32) -> bool {
 
 /// Takes one attempt from the interface's share of those that the agent is told of.
 #[inline(always)]
-pub fn pays_for_attempt(ifindex: u32) -> bool {
+pub fn pays_for_attempt(ifindex: u32, now: u64) -> bool {
     pays(
         ifindex,
-        now_ns(),
+        now,
         ATTEMPT_INTERVAL_NS,
         ATTEMPT_BURST * ATTEMPT_INTERVAL_NS,
         |share| {

@@ -129,6 +129,7 @@ fn what_a_packet_costs() {
     let mut no_answers = answer.clone();
     no_answers.payload[7] = 0;
 
+    program.attend_for_long();
     // No rule mentions this name, and its query stays pending: only the first counts. So it is
     // measured in pairs below.
     program.filter(1, &["example.com"]);

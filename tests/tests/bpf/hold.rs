@@ -66,6 +66,13 @@ impl Loaded {
         self.beat(now() + Duration::from_secs(60));
     }
 
+    /// Frames are captured until then, as every agent sets it.
+    pub(crate) fn attend_for_long(&mut self) {
+        let heartbeat = &mut self.capture.heartbeat;
+        let until = now() + Duration::from_secs(3600);
+        heartbeat.capture_until(until).expect("it can be set");
+    }
+
     /// What becomes of an answer that was asked for.
     #[track_caller]
     fn asked(&mut self, answer: &Frame) -> Reason {

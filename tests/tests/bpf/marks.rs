@@ -331,6 +331,7 @@ fn what_a_mark_costs() {
             let Some(mut program) = load(&options) else {
                 return;
             };
+            program.attend_for_long();
             if has_entry {
                 program.set(to, MARK, soon());
             }

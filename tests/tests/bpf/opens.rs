@@ -922,6 +922,7 @@ fn what_opening_costs() {
     };
     program.filter(IFINDEX, &["example.com"]);
     program.beat_for_long();
+    program.attend_for_long();
     program.open_class("example.com", Depth::Child, Version::V4);
     let frame = |name: &str, aliases: bool, records: u32, first: u32| {
         let chain = [alias(name, "cdn.test"), alias("cdn.test", "edge.cdn.test")];
@@ -960,6 +961,7 @@ fn what_opening_costs() {
                 let removed = program.capture.entries.remove(IFINDEX, address);
                 removed.expect("it can be removed");
             }
+            program.capture.entries.tell_room().expect("it is told");
         }
         let [held, known, new] = times.map(|mut times| {
             times.sort_unstable();
