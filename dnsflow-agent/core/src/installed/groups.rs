@@ -520,9 +520,11 @@ impl Groups {
     }
 
     /// Packets are still marked with this number of an earlier run. It is given to no plan, and its flows stay, until the
-    /// marks are read again.
+    /// marks are read again. If a group has the number, packets pass by the flows of this group, and others end.
     pub(crate) fn keep_former(&mut self, mark: u32) {
-        self.former.extend(self.number_in(mark));
+        let id = self.number_in(mark);
+        self.former
+            .extend(id.filter(|id| !self.groups.contains_key(id)));
     }
 
     /// A reading that is not the first has found a mark with a number that was kept, and whose address still waits for its

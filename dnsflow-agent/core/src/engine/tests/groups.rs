@@ -367,6 +367,33 @@ fn an_address_without_a_name_keeps_the_ports_that_its_rule_has_left() {
     assert!(is_open_at_all(&after, ADDRESS) && is_open_at_all(&after, OTHER));
 }
 
+/// While no agent ran, the rule has lost one of two ports, and another rule has come for one of two addresses. This
+/// address has its former mark until its next group is in force. The other address has the group with this number.
+#[test]
+fn a_port_that_was_closed_without_an_agent_ends_although_its_number_is_still_in_use() {
+    let former = [many(allow("example.com"), 2), deny_all()];
+    let new = [
+        many(allow("example.com"), 1),
+        allow("www.example.com"),
+        deny_all(),
+    ];
+    let mut before = Node::bare();
+    before.engine = Engine::new(config());
+    let mut before = before.start(&former);
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    before.answer("p1", "api.example.com", &[OTHER], 600);
+    let ports = |node: &Node| {
+        let transports = node.of_rules().filter_map(|key| key.matches.transport);
+        let ports = transports.filter_map(|transport| transport.port);
+        ports.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(ports(&before).len(), 2);
+    let snapshot = before.engine.snapshot(before.now);
+    let after = after_restart_with(&mut before, &snapshot, &new, config());
+    assert_eq!(ports(&after).len(), 1, "{:#?}", after.switch);
+    assert!(is_open_at_all(&after, ADDRESS) && is_open_at_all(&after, OTHER));
+}
+
 /// Programs without an agent have left marks at more addresses than a pod may have.
 #[test]
 fn no_more_marks_are_adopted_than_a_pod_may_have_addresses_and_those_in_use_stay() {
