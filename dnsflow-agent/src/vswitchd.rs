@@ -8,7 +8,8 @@
 //!
 //! One dump serves the paths of all interfaces: for each dump, vswitchd looks at all megaflows. Where these are too
 //! many for one answer, each interface is asked about by itself for some time, and one that has too many by itself is
-//! not: a pod makes megaflows by its packets, and its own paths alone may remain unknown.
+//! not: a pod makes megaflows by its packets, and its own paths alone may remain unknown. Such a look ends after a while,
+//! and the next one begins with the interface behind: otherwise answers would wait for dozens of dumps.
 //!
 //! Both go over vswitchd's control socket (ovs-appctl(8): JSON-RPC 1.0). The edge asks nothing else, and no thread of
 //! the agent waits for it. If vswitchd does not answer, the engine uses the estimate. The estimate is a default then,
@@ -55,6 +56,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const ANSWER_MAX_BYTES: usize = 4 << 20;
 /// For so long, an answer that was too long is not asked for again.
 const TOO_LONG_PAUSE: Duration = Duration::from_secs(10);
+/// A look at one interface after the other begins no further dump after this time. An answer that comes during such a
+/// look waits for the rest of it, for a pause as long, and for its own look: three times as long, and still shorter than
+/// the longest wait (`Revalidation` of the core).
+const LOOK_MAX: Duration = Duration::from_millis(100);
 
 /// vswitchd's report about its revalidators: of several datapaths, the greatest numbers.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
@@ -205,7 +210,7 @@ pub async fn watch(
             biased;
             look = looks.recv() => {
                 let Some(paths) = look else { return };
-                let looked = watcher.look(&paths).await;
+                let looked = watcher.look(paths).await;
                 if inputs.send(Input::Dropping(looked)).await.is_err() {
                     return;
                 }
@@ -232,6 +237,10 @@ struct Watcher {
     alone_until: Timestamp,
     /// The interfaces that are not asked about until then.
     too_long_until: BTreeMap<Arc<str>, Timestamp>,
+    /// The IP version and the interface that were asked about last by themselves.
+    last_alone: Option<(bool, Arc<str>)>,
+    /// How long a look takes that asks about each interface by itself.
+    look_max: Duration,
     causes: Causes<String>,
 }
 
@@ -245,6 +254,8 @@ impl Watcher {
             passes: Passes::default(),
             alone_until: Timestamp::default(),
             too_long_until: BTreeMap::new(),
+            last_alone: None,
+            look_max: LOOK_MAX,
             causes: Causes::default(),
         }
     }
@@ -279,23 +290,49 @@ impl Watcher {
     }
 
     /// Looks for megaflows that drop on these paths.
-    async fn look(&mut self, mut paths: &[connection::Path]) -> Looked {
+    async fn look(&mut self, mut paths: Vec<connection::Path>) -> Looked {
         let mut looked = Looked::default();
-        self.too_long_until.retain(|_, until| *until > now());
+        let began_at = now();
+        self.too_long_until.retain(|_, until| *until > began_at);
+        // A dump is for one IP version.
+        paths.sort_by(|one, other| dump_of(one).cmp(&dump_of(other)));
+        if began_at < self.alone_until
+            && let Some((is_v6, interface)) = &self.last_alone
+        {
+            // In turns: the paths for which there is no time are those of other interfaces in each look.
+            let was_before = |path: &connection::Path| dump_of(path) <= (*is_v6, interface);
+            let next = paths.partition_point(was_before);
+            paths.rotate_left(next);
+        }
+        let mut paths = &paths[..];
+        let mut has_asked_alone = false;
         while let Some(first) = paths.first() {
             let is_alone = now() < self.alone_until;
-            let is_v6 = |path: &connection::Path| path.addresses.dst().is_ipv6();
+            let (is_v6, interface) = dump_of(first);
             let fits = |path: &&connection::Path| {
-                is_v6(path) == is_v6(first) && (!is_alone || path.interface == first.interface)
+                let of_path = dump_of(path);
+                of_path.0 == is_v6 && (!is_alone || of_path.1 == interface)
             };
             let (part, rest) = paths.split_at(paths.iter().take_while(fits).count());
-            if is_alone && self.too_long_until.contains_key(&first.interface) {
-                looked.unknown.extend_from_slice(part);
-                paths = rest;
-                continue;
+            if is_alone {
+                let is_late = has_asked_alone && now().since(began_at) >= self.look_max;
+                if is_late || self.too_long_until.contains_key(interface) {
+                    looked.unknown.extend_from_slice(part);
+                    paths = rest;
+                    continue;
+                }
+                has_asked_alone = true;
+                self.last_alone = Some((is_v6, Arc::clone(interface)));
             }
             match self.dropping(part).await {
                 Ok(mut dropping) => looked.dropping.append(&mut dropping),
+                // The port of an interface that is gone cannot be filtered for (`dpctl_dump_flows` in Open vSwitch's
+                // lib/dpctl.c). The other interfaces are still there.
+                Err(error @ VswitchdError::Refused { .. }) => {
+                    debug!(error = with_causes(&error), "cannot read some megaflows");
+                    self.datapath = None;
+                    looked.unknown.extend_from_slice(part);
+                }
                 Err(error) if !error.is_too_long() => {
                     debug!(error = with_causes(&error), "cannot read the megaflows");
                     self.datapath = None;
@@ -306,9 +343,8 @@ impl Watcher {
                     let until = now() + TOO_LONG_PAUSE;
                     self.alone_until = until;
                     if is_alone {
-                        debug!(interface = &*first.interface, "too many megaflows");
-                        let interface = Arc::clone(&first.interface);
-                        self.too_long_until.insert(interface, until);
+                        debug!(interface = &**interface, "too many megaflows");
+                        self.too_long_until.insert(Arc::clone(interface), until);
                     }
                     // Once more, with what is known now.
                     continue;
@@ -337,6 +373,11 @@ impl Watcher {
         let text = self.vswitchd.megaflows(datapath, &filter).await?;
         Ok(megaflows::dropping(&text, paths))
     }
+}
+
+/// The dump that tells of a path: whether it is for IPv6, and the interface.
+fn dump_of(path: &connection::Path) -> (bool, &Arc<str>) {
+    (path.addresses.dst().is_ipv6(), &path.interface)
 }
 
 /// Whether packets of the bridge behind this OpenFlow socket pass the kernel's datapath.

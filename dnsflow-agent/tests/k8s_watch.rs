@@ -240,9 +240,16 @@ async fn a_list_that_breaks_off_tells_nothing() {
     let (mut server, mut watch) = start().await;
     let mut page = list("", &[firewall("ns1", "5", "one.example")]);
     page["metadata"]["continue"] = json!("more");
-    server.list().await.json(200, page).await;
-    server.list().await.status(500).await;
-    let again = server.list().await;
+    let mut again = server.list().await;
+    // The pauses without their jitter. The second one is twice as long.
+    for pause_ms in [800, 1600] {
+        again.json(200, page.clone()).await;
+        let rest = server.list().await;
+        let begin = Instant::now();
+        rest.status(500).await;
+        again = server.list().await;
+        assert!(begin.elapsed() >= Duration::from_millis(pause_ms));
+    }
     assert!(!again.target.contains("continue"), "{}", again.target);
     watch.no_update();
     again
@@ -489,6 +496,28 @@ async fn the_kubeconfig_is_waited_for_and_read_again_when_it_is_refused() {
     request.status(401).await;
     second.list().await.items("10", &[]).await;
     assert_eq!(watch.update().await, "reset");
+}
+
+/// The receiver takes nothing for longer than the pause before credentials are read again. If that pause is still ahead
+/// then, it is behind the edits.
+#[tokio::test]
+async fn edits_do_not_wait_until_refused_credentials_are_read_again() {
+    const PAUSE: Duration = Duration::from_secs(5);
+    let mut server = Server::start("127.0.0.1:0").await;
+    let mut watch = Watch::with_room(Some(server.address), 1);
+    server.list().await.items("10", &[]).await;
+    let mut events = server.watch("10").await.events().await;
+    events
+        .send("ADDED", firewall("ns1", "11", "one.example"))
+        .await;
+    events.end().await;
+    server.watch("11").await.status(401).await;
+    tokio::time::sleep(PAUSE + PAUSE / 5).await;
+    let begin = Instant::now();
+    assert_eq!(watch.update().await, "reset");
+    assert_eq!(watch.update().await, "ns1(one.example)");
+    server.list().await;
+    assert!(begin.elapsed() >= PAUSE);
 }
 
 #[tokio::test]

@@ -1012,6 +1012,8 @@ impl Engine {
                 // Some networks are refused to the ports of a network alone.
                 access.recheck_port(port, batch, out);
                 access.replan(port, batch);
+                // The kernel has no names at the ports of secondary networks.
+                self.filter.outdate();
             }
             PortChange::Closed { port, ifindex } => {
                 access.forget_classes(port, batch);

@@ -158,20 +158,29 @@ impl Room {
         }
     }
 
-    /// Tells the programs of the room that has changed.
+    /// Tells the programs of the room that has changed. If the kernel refuses an interface, that one is told the next
+    /// time, and the others now. Returns the first refusal.
     pub(super) fn tell(&mut self) -> Result<(), MapError> {
-        while let Some(ifindex) = self.uncounted.first().copied() {
-            self.made.insert(ifindex, 0, 0)?;
-            self.uncounted.pop_first();
-        }
-        while let Some(ifindex) = self.untold.first().copied() {
-            if let Some(Interface { made, quota }) = self.interfaces.get(&ifindex) {
-                let entries = self.entries.get(&ifindex).copied().unwrap_or_default();
-                let room = quota.saturating_add_signed(-entries);
-                self.allowed.insert(ifindex, made + room, 0)?;
+        let mut result = Ok(());
+        let mut is_refused = |told: Result<(), MapError>| {
+            let is_refused = told.is_err();
+            if result.is_ok() {
+                result = told;
             }
-            self.untold.pop_first();
-        }
-        Ok(())
+            is_refused
+        };
+        self.uncounted
+            .retain(|ifindex| is_refused(self.made.insert(ifindex, 0, 0)));
+        self.untold.retain(|ifindex| {
+            let Some(Interface { made, quota }) = self.interfaces.get(ifindex) else {
+                return false;
+            };
+            let entries = self.entries.get(ifindex).copied().unwrap_or_default();
+            let room = quota.saturating_add_signed(-entries);
+            // Without its count, the programs make no entry there.
+            self.uncounted.contains(ifindex)
+                || is_refused(self.allowed.insert(ifindex, made + room, 0))
+        });
+        result
     }
 }

@@ -78,19 +78,32 @@ pub fn blocked() -> io::Result<Marked> {
 ///
 /// # Errors
 ///
-/// If the kernel refuses the first of them (`EPERM` without `CAP_NET_ADMIN`) or does not answer.
+/// If the kernel refuses all of them (`EPERM` without `CAP_NET_ADMIN`) or does not answer.
 pub fn clear(connections: &[BlockedConnection]) -> io::Result<Outcome> {
     let socket = netlink::open(Some(NETFILTER), SocketFlags::empty())?;
+    let change = |connection: &_| netlink::change(&socket, IPCTNL_MSG_CT_NEW, &change(connection));
+    outcome(connections.iter().map(change))
+}
+
+/// The outcome of these changes, or the first refusal if all are refused.
+fn outcome(changes: impl ExactSizeIterator<Item = io::Result<()>>) -> io::Result<Outcome> {
+    let count = changes.len();
     let mut outcome = Outcome::default();
-    for connection in connections {
-        match netlink::change(&socket, IPCTNL_MSG_CT_NEW, &change(connection)) {
+    let mut refusal = None;
+    for changed in changes {
+        match changed {
             Ok(()) => outcome.unblocked += 1,
             Err(error) if error.raw_os_error() == Some(ENOENT) => {}
-            Err(error) if outcome == Outcome::default() => return Err(error),
-            Err(_) => outcome.failed += 1,
+            Err(error) => {
+                outcome.failed += 1;
+                refusal.get_or_insert(error);
+            }
         }
     }
-    Ok(outcome)
+    match refusal {
+        Some(error) if outcome.failed == count => Err(error),
+        _ => Ok(outcome),
+    }
 }
 
 /// Reads a connection, if it is marked.
@@ -180,6 +193,25 @@ mod tests {
             src_port: src.port(),
             dst: dst.ip(),
             dst_port: dst.port(),
+        }
+    }
+
+    #[test]
+    fn one_refusal_keeps_no_other_connection_blocked() {
+        let refused = || Err(io::Error::from_raw_os_error(libc::EBUSY));
+        let ended = || Err(io::Error::from_raw_os_error(ENOENT));
+        let of = |unblocked, failed| Some(Outcome { unblocked, failed });
+        for (changes, expected) in [
+            (
+                vec![refused(), Ok(()), ended(), Ok(()), refused()],
+                of(2, 2),
+            ),
+            (vec![ended(), refused()], of(0, 1)),
+            (vec![ended()], of(0, 0)),
+            (vec![], of(0, 0)),
+            (vec![refused(), refused()], None),
+        ] {
+            assert_eq!(outcome(changes.into_iter()).ok(), expected);
         }
     }
 

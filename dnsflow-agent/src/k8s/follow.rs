@@ -12,11 +12,7 @@ use std::{
 };
 
 use futures::StreamExt;
-use kube::{
-    Api, Client, Resource,
-    api::ListParams,
-    runtime::{WatchStreamExt, watcher::Event},
-};
+use kube::{Api, Client, Resource, api::ListParams, runtime::watcher::Event};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
@@ -27,7 +23,7 @@ use super::{
 };
 use crate::causes::Causes;
 
-/// The interval at which an unreadable client configuration is read again.
+/// The interval at which a client configuration is read again that is unreadable, or whose credentials are refused.
 const CONFIG_RETRY: Duration = Duration::from_secs(5);
 
 /// The interval at which an API server without an optional resource is asked again: it may have been updated.
@@ -104,10 +100,13 @@ pub(super) async fn follow<F: Follower>(
                         return;
                     }
                 }
-                match end {
+                let pause = match end {
                     End::Closed => return,
-                    End::Absent if wait(ABSENT_RETRY, &updates).await => return,
-                    End::Absent | End::Credentials => {}
+                    End::Absent => ABSENT_RETRY,
+                    End::Credentials => CONFIG_RETRY,
+                };
+                if wait(pause, &updates).await {
+                    return;
                 }
             }
             Err(cause) => {
@@ -148,10 +147,7 @@ async fn session<F: Follower>(
 ) -> End {
     let subject = follower.subject();
     let api = follower.api(client);
-    // 0.8 s to 30 s, doubled each time, with jitter: an API server that comes back is not met by
-    // all nodes at once.
-    let events = watcher::events(api, follower.selection());
-    let mut events = Box::pin(events.default_backoff());
+    let mut events = Box::pin(watcher::events(api, follower.selection()));
     let mut silence = Some(Box::pin(tokio::time::sleep(SILENCE_MAX)));
     let mut room = pin!(updates.reserve());
     loop {
@@ -211,7 +207,6 @@ async fn session<F: Follower>(
                     None => tracing::debug!(url, "the watch has expired; listing again"),
                 }
                 if code == Some(401) {
-                    tokio::time::sleep(CONFIG_RETRY).await;
                     return End::Credentials;
                 }
             }

@@ -12,7 +12,10 @@ use kube::{
     Api, Resource, ResourceExt as _,
     api::{ListParams, WatchEvent, WatchParams},
     core::Status,
-    runtime::watcher::Event,
+    runtime::{
+        utils::Backoff as _,
+        watcher::{DefaultBackoff, Event},
+    },
 };
 use serde::de::DeserializeOwned;
 
@@ -72,7 +75,28 @@ enum State<K> {
     ),
 }
 
-/// The events, for ever.
+/// The pauses behind failures: 0.8 s to 30 s, doubled each time, with jitter. An API server that comes back is not met by
+/// all nodes at once.
+#[derive(Default)]
+struct Pauses(DefaultBackoff);
+
+impl Pauses {
+    /// The pause behind an event. An event of a list that is not whole makes no later pause short again: a list that
+    /// breaks off each time can be long.
+    fn behind<K>(&mut self, event: &Result<Event<K>, Error>) -> Option<Duration> {
+        let Self(backoff) = self;
+        match event {
+            Err(_) => backoff.next(),
+            Ok(Event::Init | Event::InitApply(_)) => None,
+            Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => {
+                backoff.reset();
+                None
+            }
+        }
+    }
+}
+
+/// The events, for ever, with a pause behind each failure.
 pub(super) fn events<K>(
     api: Api<K>,
     selection: ListParams,
@@ -80,12 +104,19 @@ pub(super) fn events<K>(
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    stream::unfold(State::Begin, move |mut state| {
+    let begin = (State::Begin, Pauses::default(), None);
+    stream::unfold(begin, move |(mut state, mut pauses, pause)| {
         let (api, selection) = (api.clone(), selection.clone());
         async move {
+            if let Some(pause) = pause {
+                tokio::time::sleep(pause).await;
+            }
             loop {
                 match step(&api, &selection, state).await {
-                    (Some(event), next) => return Some((event, next)),
+                    (Some(event), next) => {
+                        let pause = pauses.behind(&event);
+                        return Some((event, (next, pauses, pause)));
+                    }
                     (None, next) => state = next,
                 }
             }
@@ -104,7 +135,6 @@ where
     match state {
         State::Begin => {
             let mut list = Box::new(List::new(api, selection.clone()));
-            // The backoff begins anew with each event: so none comes before the server has answered.
             match list.begin().await {
                 Ok(()) => (Some(Ok(Event::Init)), State::Listing(list)),
                 Err(error) => (Some(Err(error.into())), State::Begin),

@@ -1,6 +1,6 @@
 use std::{
     fs,
-    net::Ipv4Addr,
+    net::{Ipv4Addr, Ipv6Addr},
     sync::Arc,
     sync::atomic::{AtomicU32, Ordering},
 };
@@ -246,61 +246,169 @@ async fn a_look_tells_the_paths_on_which_a_megaflow_drops() {
     watching.abort();
 }
 
+/// The longest answer in the tests with [`Datapath`].
+const ANSWER_MAX: usize = 1000;
+
+/// A vswitchd whose datapath answers each filter: `None` refuses it, and `too_much()` exceeds the longest answer.
+struct Datapath {
+    _directory: Directory,
+    watcher: Watcher,
+    filters: mpsc::UnboundedReceiver<String>,
+    vswitchd: JoinHandle<()>,
+}
+
+impl Datapath {
+    fn new(answer: impl Fn(&str) -> Option<String> + Send + 'static) -> Self {
+        let directory = Directory::new();
+        fs::write(directory.0.join("ovs-vswitchd.pid"), "7\n").expect("a file");
+        let socket = directory.0.join("ovs-vswitchd.7.ctl");
+        let listener = UnixListener::bind(socket).expect("a socket");
+        let (asked, filters) = mpsc::unbounded_channel();
+        let vswitchd = tokio::spawn(async move {
+            loop {
+                let (mut client, _) = listener.accept().await.expect("a client");
+                let mut request = [0; 200];
+                while let Ok(len @ 1..) = client.read(&mut request).await {
+                    let request: serde_json::Value =
+                        serde_json::from_slice(&request[..len]).expect("a request");
+                    let text = match request["params"][2].as_str() {
+                        None => Some(DATAPATHS.to_owned()),
+                        Some(filter) => {
+                            asked.send(filter.to_owned()).expect("it is read");
+                            answer(filter)
+                        }
+                    };
+                    let text = text.map_or_else(|| REFUSED.to_owned(), |text| reply(&text));
+                    // The agent reads no more than it takes.
+                    let _ = client.write_all(text.as_bytes()).await;
+                }
+            }
+        });
+        let mut watcher = Watcher::new(&directory.0, "br-int");
+        watcher.vswitchd.answer_max_bytes = ANSWER_MAX;
+        watcher.look_max = Duration::MAX;
+        Self {
+            _directory: directory,
+            watcher,
+            filters,
+            vswitchd,
+        }
+    }
+
+    /// The filters that it was asked for since the last call.
+    fn filters(&mut self) -> Vec<String> {
+        std::iter::from_fn(|| self.filters.try_recv().ok()).collect()
+    }
+}
+
+impl Drop for Datapath {
+    fn drop(&mut self) {
+        self.vswitchd.abort();
+    }
+}
+
+fn too_much() -> Option<String> {
+    Some(" ".repeat(ANSWER_MAX))
+}
+
+fn path_at(interface: &str, to: u8) -> Path {
+    Path {
+        interface: interface.into(),
+        ..path(to)
+    }
+}
+
 /// One pod has more megaflows than an answer has room for. Another one waits in the same looks.
 #[tokio::test]
 async fn a_pod_with_too_many_megaflows_is_not_looked_at_and_the_others_are() {
-    const ANSWER_MAX: usize = 1000;
-    let directory = Directory::new();
-    fs::write(directory.0.join("ovs-vswitchd.pid"), "7\n").expect("a file");
-    let socket = directory.0.join("ovs-vswitchd.7.ctl");
-    let listener = UnixListener::bind(socket).expect("a socket");
-    let (asked, mut filters) = mpsc::unbounded_channel();
-    let vswitchd = tokio::spawn(async move {
-        loop {
-            let (mut client, _) = listener.accept().await.expect("a client");
-            let mut request = [0; 200];
-            while let Ok(len @ 1..) = client.read(&mut request).await {
-                let request: serde_json::Value =
-                    serde_json::from_slice(&request[..len]).expect("a request");
-                let text = match request["params"][2].as_str() {
-                    None => DATAPATHS.to_owned(),
-                    Some(filter) => {
-                        asked.send(filter.to_owned()).expect("it is read");
-                        match filter.contains("in_port=p2") {
-                            true => DROPS.replace("p1", "p2"),
-                            false => " ".repeat(ANSWER_MAX),
-                        }
-                    }
-                };
-                // The agent reads no more than it takes.
-                let _ = client.write_all(reply(&text).as_bytes()).await;
-            }
-        }
+    let mut datapath = Datapath::new(|filter| match filter.contains("in_port=p2") {
+        true => Some(DROPS.replace("p1", "p2")),
+        false => too_much(),
     });
-    let mut watcher = Watcher::new(&directory.0, "br-int");
-    watcher.vswitchd.answer_max_bytes = ANSWER_MAX;
-    let of_other = |to| Path {
-        interface: "p2".into(),
-        ..path(to)
-    };
-    let paths = [path(1), of_other(2), of_other(3)];
+    let paths = [path(1), path_at("p2", 2), path_at("p2", 3)];
     for _ in 0..2 {
+        let mut looked = datapath.watcher.look(paths.to_vec()).await;
+        looked.unknown.sort();
         let expected = Looked {
-            dropping: vec![of_other(2)],
+            dropping: vec![path_at("p2", 2)],
             unknown: vec![path(1)],
         };
-        assert_eq!(watcher.look(&paths).await, expected);
+        assert_eq!(looked, expected);
     }
-    let filters = std::iter::from_fn(|| filters.try_recv().ok());
-    let filters: Vec<String> = filters.collect();
     let expected = [
         "filter=ip",
         "filter=ip,in_port=p1,nw_dst=203.0.113.1",
         "filter=ip,in_port=p2",
         "filter=ip,in_port=p2",
     ];
-    assert_eq!(filters, expected, "what is too long is asked for once");
-    vswitchd.abort();
+    assert_eq!(
+        datapath.filters(),
+        expected,
+        "what is too long is asked for once"
+    );
+}
+
+/// One pod has too many megaflows, and another one is gone.
+#[tokio::test]
+async fn of_a_pod_that_is_gone_alone_nothing_is_known() {
+    let mut datapath = Datapath::new(|filter| {
+        if filter.contains("in_port=gone") {
+            None
+        } else if filter.contains("in_port=p3") {
+            Some(DROPS.replace("p1", "p3"))
+        } else {
+            too_much()
+        }
+    });
+    let paths = [path_at("gone", 2), path(1), path_at("p3", 2)];
+    let expected = Looked {
+        dropping: vec![path_at("p3", 2)],
+        unknown: vec![path_at("gone", 2), path(1)],
+    };
+    assert_eq!(datapath.watcher.look(paths.to_vec()).await, expected);
+}
+
+/// One pod has too many megaflows, and dumps take longer than a look has time for. Some paths of each look are unknown, and
+/// they are of other pods each time.
+#[tokio::test]
+async fn a_look_at_one_pod_after_the_other_ends_in_time_and_goes_on_behind() {
+    let mut datapath = Datapath::new(|filter| match filter.split_once("in_port=") {
+        None => too_much(),
+        Some((_, port)) => Some(DROPS.replace("p1", &port[..2])),
+    });
+    let pods = ["p1", "p2", "p3"];
+    let paths = pods.map(|pod| path_at(pod, 2));
+    datapath.watcher.look_max = Duration::ZERO;
+    for pod in ["p1", "p2", "p3", "p1"] {
+        let mut looked = datapath.watcher.look(paths.to_vec()).await;
+        looked.unknown.sort();
+        let (dropping, unknown) = paths
+            .iter()
+            .cloned()
+            .partition(|path| *path.interface == *pod);
+        assert_eq!(looked, Looked { dropping, unknown });
+    }
+    datapath.watcher.look_max = Duration::MAX;
+    let looked = datapath.watcher.look(paths.to_vec()).await;
+    assert_eq!(looked.unknown, [], "there is time for all");
+    assert_eq!(looked.dropping.len(), paths.len());
+}
+
+/// Pods have addresses of both IP versions.
+#[tokio::test]
+async fn one_dump_of_each_ip_version_serves_all_pods() {
+    let mut datapath = Datapath::new(|_| Some(String::new()));
+    let v6_at = |interface: &str| Path {
+        interface: interface.into(),
+        addresses: Addresses::V6 {
+            src: Ipv6Addr::LOCALHOST,
+            dst: Ipv6Addr::UNSPECIFIED,
+        },
+    };
+    let of_pod = |pod: &str| [path_at(pod, 1), path_at(pod, 2), v6_at(pod)];
+    let paths = [of_pod("p1"), of_pod("p2")].concat();
+    assert_eq!(datapath.watcher.look(paths).await, Looked::default());
+    assert_eq!(datapath.filters(), ["filter=ip", "filter=ipv6,ipv6_dst=::"]);
 }
 
 #[tokio::test]

@@ -541,6 +541,22 @@ fn an_interface_whose_count_was_refused_is_tried_again() {
     program.opens(&addresses(NAME, [1]), &[v4(1).into()]);
 }
 
+#[test]
+fn an_interface_whose_count_is_refused_leaves_no_other_one_untold() {
+    let Some(mut program) = opening() else {
+        return;
+    };
+    let entries = &mut program.capture.entries;
+    for number in 0..NAME_SETS_MAX - 1 {
+        let shared = entries.share(OTHER + number, true);
+        shared.expect("there is room");
+    }
+    let one_more = OTHER + NAME_SETS_MAX;
+    entries.share(one_more, true).expect_err("there is none");
+    entries.leave_no_room().expect_err("one is refused");
+    assert_eq!(program.answered(&addresses(NAME, [1])).0, Reason::Held);
+}
+
 /// Runs the programs on an answer with the first address, again and again, beside changes of their maps. No agent is
 /// well: an answer opens whether it finds room in the ring buffer or not.
 fn answered_beside(

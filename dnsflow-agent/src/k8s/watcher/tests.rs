@@ -8,6 +8,29 @@ fn event(text: &str) -> Result<WatchEvent<Service>, kube::Error> {
     serde_json::from_str(text).map_err(kube::Error::SerdeError)
 }
 
+#[tokio::test(start_paused = true)]
+async fn pauses_grow_until_a_list_is_whole() {
+    let mut pauses = Pauses::default();
+    let mut behind = |event| pauses.behind::<Service>(&event);
+    let mut longest = Duration::ZERO;
+    for _ in 0..4 {
+        assert_eq!(behind(Ok(Event::Init)), None);
+        assert_eq!(behind(Ok(Event::InitApply(Service::default()))), None);
+        let pause = behind(Err(Error::NoVersion)).expect("a pause");
+        assert!(pause > longest, "{pause:?} behind {longest:?}");
+        longest = pause;
+    }
+    for event in [
+        Event::InitDone,
+        Event::Apply(Service::default()),
+        Event::Delete(Service::default()),
+    ] {
+        assert_eq!(behind(Ok(event)), None);
+        let pause = behind(Err(Error::NoVersion)).expect("a pause");
+        assert!(pause * 2 < longest, "{pause:?} behind {longest:?}");
+    }
+}
+
 /// A proxy between agent and API server can write a page of HTML into a watch.
 #[tokio::test(start_paused = true)]
 async fn behind_a_line_that_cannot_be_read_no_event_counts_before_another_list() {

@@ -307,6 +307,24 @@ fn a_pod_on_many_networks_takes_no_more_room_of_the_filter_than_its_ways_out() {
     assert_eq!((filtered(&node), node.kernel.watched.len()), (2, 3));
 }
 
+#[test]
+fn the_filter_follows_a_port_to_another_network() {
+    let mut node = beside_networks(1);
+    make_primary(&mut node, "blue");
+    for (network, filtered) in [("blue", 3), ("net0", 2), ("blue", 3)] {
+        let (row, interface) = on_network("net0", 0x20);
+        let moved = interface.map(|row| Interface {
+            network: Some(network.to_owned()),
+            ..row
+        });
+        node.give(Input::Interfaces(InterfaceUpdate {
+            reset: false,
+            interfaces: vec![(row, moved)],
+        }));
+        assert_eq!(node.kernel.watched.len(), filtered, "{network}");
+    }
+}
+
 /// Rules hold for each port of their port group, whatever its network.
 #[test]
 fn an_answer_is_learned_for_each_port_on_which_rules_hold() {
