@@ -219,9 +219,9 @@ pub(super) struct Asked<'a> {
     pub(super) address: Option<IpAddr>,
     /// Where the address is not known, whether it is one of IPv6.
     pub(super) is_ipv6: bool,
-    /// A name that leads to the address as far as people know. The answers to the pod decide whether a rule matches.
-    pub(super) name: Option<&'a DomainName>,
-    /// Whether the pod would ask for the name first.
+    /// The names by which the pod may connect, the newest first. The answers to the pod decide whether a rule matches.
+    pub(super) names: &'a [&'a DomainName],
+    /// Whether the pod would ask for the name first: there is one.
     pub(super) is_by_name: bool,
     pub(super) transport: Option<Transport>,
     pub(super) sets: Sets<'a>,
@@ -231,6 +231,13 @@ pub(super) struct Asked<'a> {
     pub(super) untrusted: Option<Resolver>,
     /// Whether the address is that of a Service without the port: no load balancer takes the connection.
     pub(super) is_not_taken: bool,
+}
+
+impl<'a> Asked<'a> {
+    /// The name by which the pod most likely connects.
+    fn name(&self) -> Option<&'a DomainName> {
+        self.names.first().copied()
+    }
 }
 
 /// A query for a name that no answer has followed.
@@ -362,7 +369,7 @@ impl<'a> Destined<'a> {
 
     /// Whether nobody knows a name that leads to it.
     fn is_nameless(&self) -> bool {
-        self.names.is_empty() && self.asked.name.is_none()
+        self.names.is_empty() && self.asked.names.is_empty()
     }
 
     /// Whether ovn-kubernetes has resolved the name of a rule to it; `None` where that is not known.
@@ -580,12 +587,20 @@ impl View<'_> {
                 .iter()
                 .copied()
                 .filter(|one| Some(one.address) == address)
-                .filter(|one| self.is_unmentioned(port, &one.heard))
+                .filter(|one| self.is_unmentioned(port, &one.heard.name))
                 .collect();
+            let names = match (name, address) {
+                (Some(name), _) => vec![name],
+                (None, None) => Vec::new(),
+                (None, Some(address)) => {
+                    let heard = heard.iter().map(|one| &one.heard);
+                    self.newest(id, address, heard, now).names().collect()
+                }
+            };
             let asked = Asked {
                 address,
                 is_ipv6,
-                name: name.or(heard.first().map(|one| &one.heard.name)),
+                names: &names,
                 is_by_name: name.is_some(),
                 transport,
                 sets: address.map_or(Sets::Unknown, sets),
@@ -758,7 +773,7 @@ impl View<'_> {
 
     /// The decision by the rules and by the answers to the pod. The thread that opens addresses asks for each attempt.
     pub(super) fn decide(&self, id: PortId, port: &Port, asked: Asked<'_>) -> Decision<'_> {
-        let Asked { address, name, .. } = asked;
+        let (address, name) = (asked.address, asked.name());
         let row = &port.row;
         let namespace = self.policy.namespace_of_names(row);
         let firewall = match self.firewall_over(port, asked) {
@@ -856,7 +871,7 @@ impl View<'_> {
             } else if asked.address.is_some_and(is_on_link) {
                 let text = "packets to this address stay on the pod's link";
                 (Verdict::NotKnown, Reason::OnLink, text)
-            } else if asked.address.is_none() && asked.name.is_some_and(is_of_cluster) {
+            } else if asked.address.is_none() && asked.name().is_some_and(is_of_cluster) {
                 let text = "the name is one of the cluster's DNS, and its address is not known here: ask by address";
                 (Verdict::NotKnown, Reason::ClusterName, text)
             } else {
@@ -1284,12 +1299,13 @@ impl View<'_> {
 
     /// Why a pod does not know an address.
     fn why_untold(&self, id: PortId, port: &Port, asked: Asked<'_>) -> Untold {
+        let name = asked.name();
         let Asked {
             address: to_address,
-            name: asked,
             unanswered: asked_for,
             ..
         } = asked;
+        let asked = name;
         match self.ports.attachment(port.interface) {
             Some(None) => {}
             None => {
@@ -1724,8 +1740,8 @@ fn remedy(
         _ => {}
     }
     let denying = ruling.rule?;
-    let name = to.names.first().or(to.asked.name);
-    let name = name.map(ToString::to_string).filter(|name| is_usable(name));
+    let names = to.asked.names.iter().map(ToString::to_string);
+    let mut names = names.filter(|name| is_usable(name));
     let change = match (ruling.reason, would, to.asked.transport) {
         (Reason::WrongPort, Some(allowing), Some(transport)) => {
             let transport = transport_text(transport);
@@ -1734,8 +1750,14 @@ fn remedy(
         (Reason::DeniedByEarlierRule, Some(allowing), _) => {
             format!("move rule {allowing} before rule {denying}")
         }
-        (Reason::DeniedByRule, ..) if let Some(name) = name => {
-            format!("allow it before rule {denying} with `dnsName: {name}`")
+        (Reason::DeniedByRule, ..) if let Some(name) = names.next() => {
+            let others: String = names.map(|name| format!(", or with {name}")).collect();
+            let by_which = if others.is_empty() {
+                ""
+            } else {
+                ": by which name the pod connects, nobody knows"
+            };
+            format!("allow it before rule {denying} with `dnsName: {name}`{others}{by_which}")
         }
         (Reason::DeniedByRule, ..) if let Some(address) = to.asked.address => {
             format!(

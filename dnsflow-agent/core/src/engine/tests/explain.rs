@@ -1338,6 +1338,55 @@ fn a_remedy_is_the_smallest_change() {
     assert_eq!(told(&denied, "_srv.bad.test").as_deref(), Some(by_address));
 }
 
+/// A rule for another name of the address opens nothing to a pod that asks for this name alone.
+#[test]
+fn a_remedy_is_for_the_name_by_which_the_pod_connects() {
+    let rules = [deny("example.org"), deny_all()];
+    let told = |names: &[&str]| {
+        let mut node = node(&rules);
+        for name in names {
+            node.answer("p1", name, &[ADDRESS], 60);
+            node.pass(Duration::from_secs(1));
+        }
+        node
+    };
+    let both = told(&["aa.example.org", "zz.example.org"]);
+    let remedy =
+        |node: &Node, target: &str| address(explain(node, "p1", target)).remedy.expect("one");
+    for name in ["aa.example.org", "zz.example.org"] {
+        let target = format!("{name}:443");
+        let remedy = remedy(&both, &target);
+        let allowed = remedy.strip_prefix("allow it before rule 0 with `dnsName: ");
+        let (allowed, _) = allowed
+            .and_then(|rest| rest.split_once('`'))
+            .expect("a name");
+        // As it is printed, and the pod asks again.
+        let rules = [allow(allowed), rules[0].clone(), rules[1].clone()];
+        let mut node = node(&rules);
+        node.answer("p1", name, &[ADDRESS], 60);
+        assert_eq!(verdict(&node, &target), Verdict::Allowed, "{remedy}");
+    }
+    // By address nobody knows: the newest is the first.
+    for (names, first) in [
+        (
+            ["aa.example.org", "zz.example.org"],
+            "`dnsName: zz.example.org`, or with aa.example.org",
+        ),
+        (
+            ["zz.example.org", "aa.example.org"],
+            "`dnsName: aa.example.org`, or with zz.example.org",
+        ),
+    ] {
+        let node = told(&names);
+        let Judged::Denied(_, denied) = judged(&node) else {
+            panic!("it is denied");
+        };
+        for remedy in [remedy(&node, TARGET), denied.remedy.expect("one")] {
+            assert!(remedy.contains(first), "{remedy}");
+        }
+    }
+}
+
 /// Nobody knows that a name leads to the address: a change of the rule of that name may cure nothing.
 #[test]
 fn a_rule_by_name_is_no_remedy_for_an_address_without_a_name() {
