@@ -384,6 +384,9 @@ pub const HEARD_TIME: Duration = Duration::from_secs(3600);
 pub const ASKED_SERVERS_PER_INTERFACE: usize = 16;
 /// … and of all of them.
 pub const ASKED_SERVERS: usize = 4096;
+/// An explanation names such a server for this long after the pod has asked it: pods resolve a name just before they
+/// connect.
+pub const UNTRUSTED_ASKED_MAX: Duration = Duration::from_secs(60);
 /// Places where pods have connected to, or have tried to, which are remembered for people who ask: of one
 /// interface …
 pub const HISTORY_PER_INTERFACE: usize = 512;

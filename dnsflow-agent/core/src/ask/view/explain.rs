@@ -40,9 +40,8 @@ use crate::{
         firewall::{Destination, Firewall, Rule, RuleAction},
         flow::{Protocol, Transport},
         ids::PortId,
-        limits::{Limit, NAMES_PER_ADDRESS_MAX},
+        limits::{Limit, NAMES_PER_ADDRESS_MAX, UNTRUSTED_ASKED_MAX},
         name::{DnsName, DomainName},
-        resolver::Resolver,
         verdict::{Reason, Verdict},
     },
 };
@@ -227,8 +226,6 @@ pub(super) struct Asked<'a> {
     pub(super) sets: Sets<'a>,
     /// The newest query for the name that no answer has followed.
     pub(super) unanswered: Option<&'a Unanswered>,
-    /// A DNS server that is not trusted, and that the pod asks.
-    pub(super) untrusted: Option<Resolver>,
     /// Whether the address is that of a Service without the port: no load balancer takes the connection.
     pub(super) is_not_taken: bool,
 }
@@ -579,9 +576,10 @@ impl View<'_> {
         let is_trusted = |server| trusted.is_some_and(|trusted| trusted.contains(server));
         let mut servers = beside.servers.iter();
         let untrusted = servers.find(|asked| {
-            self.ports.at_veth(asked.ifindex) == Some(id) && !is_trusted(&asked.server)
+            self.ports.at_veth(asked.ifindex) == Some(id)
+                && !is_trusted(&asked.server)
+                && now.since(asked.at) <= UNTRUSTED_ASKED_MAX
         });
-        let untrusted = untrusted.map(|asked| asked.server);
         let each = addresses.into_iter().map(|(address, is_ipv6)| {
             let heard: Vec<&HeardAt> = led_here
                 .iter()
@@ -605,7 +603,6 @@ impl View<'_> {
                 transport,
                 sets: address.map_or(Sets::Unknown, sets),
                 unanswered: unanswered[usize::from(is_ipv6)].as_ref(),
-                untrusted,
                 is_not_taken: false,
             };
             let heard = heard.iter().map(|one| HeardName {
@@ -636,7 +633,11 @@ impl View<'_> {
         let verdict = Verdict::of_all(used.map(|one| one.verdict)).unwrap_or(Verdict::Blocked);
         let mut hints = Vec::new();
         if verdict != Verdict::Allowed {
-            hints = self.hints(port, name, &addresses, untrusted);
+            hints = self.hints(port, name, &addresses);
+            let is_untold = |one: &ExplainedAddress| is_untold(one.reason);
+            if let Some(asked) = untrusted.filter(|_| addresses.iter().any(is_untold)) {
+                hints.push(self.untrusted((id, port), asked, now));
+            }
             if addresses
                 .iter()
                 .all(|one| one.reason != Reason::NotAnswered)
@@ -1421,13 +1422,48 @@ impl View<'_> {
         })
     }
 
+    /// What to do about a DNS server that the pod asks, and that is not trusted. Trust holds for all pods: so this is
+    /// never the remedy.
+    fn untrusted(
+        &self,
+        (id, port): (PortId, &Port),
+        AskedServer { server, at, .. }: &AskedServer,
+        now: Timestamp,
+    ) -> String {
+        let to_server = Asked {
+            address: Some(server.address),
+            transport: Some(Transport {
+                protocol: Protocol::Udp,
+                port: Some(server.port),
+            }),
+            ..Asked::default()
+        };
+        let Decision {
+            ruling, firewall, ..
+        } = self.decide(id, port, to_server);
+        let rule = ruling.rule.filter(|rule| {
+            let rule = firewall.and_then(|firewall| rule_at(firewall, *rule));
+            rule.is_some_and(|rule| rule.action == RuleAction::Deny)
+        });
+        let ago = now.since(*at).as_secs();
+        let asked = format!("the pod asked {server} {ago}s ago, a DNS server that is not trusted");
+        let trusting = format!("if all pods may trust it, --resolver {server}");
+        match rule {
+            Some(rule) => format!(
+                "{asked}, and rule {rule} denies it: let the pod ask a trusted one; or {trusting}, and \
+                 `cidrSelector: {}` before rule {rule}",
+                IpNet::from(server.address)
+            ),
+            None => format!("{asked}: let the pod ask a trusted one; or {trusting}"),
+        }
+    }
+
     /// Other possible causes of a connection that does not pass.
     fn hints(
         &self,
         port: &Port,
         name: Option<&DomainName>,
         addresses: &[ExplainedAddress],
-        untrusted: Option<Resolver>,
     ) -> Vec<String> {
         let mut hints = Vec::new();
         let namespace = self.policy.namespace_of_names(&port.row);
@@ -1447,8 +1483,7 @@ impl View<'_> {
             hints.extend(self.denied_dns(port, firewall));
         }
         let mut reasons = addresses.iter().map(|address| address.reason);
-        let is_untold = |reason| matches!(reason, Reason::NotResolved | Reason::ToldToOtherPod);
-        if reasons.any(is_untold) && untrusted.is_none() {
+        if reasons.any(|reason| is_untold(reason) && reason != Reason::NoResolverTrusted) {
             let trusted = self.answers.trusted().into_iter().flatten();
             let trusted: Vec<String> = trusted.map(ToString::to_string).collect();
             hints.push(format!(
@@ -1715,19 +1750,6 @@ fn remedy(
     to: &Destined<'_>,
     firewall: &Firewall,
 ) -> Option<String> {
-    let is_untold = matches!(
-        ruling.reason,
-        Reason::NotResolved
-            | Reason::NotAnswered
-            | Reason::ToldToOtherPod
-            | Reason::Expired
-            | Reason::NoResolverTrusted
-    );
-    if let Some(server) = to.asked.untrusted.filter(|_| is_untold) {
-        return Some(format!(
-            "trust the DNS server {server}, which the pod asks, for all pods: --resolver {server}"
-        ));
-    }
     let would = walk.would.as_ref().map(|(rule, ..)| *rule);
     let limit = limit(ruling, walk, to);
     match (limit.as_ref(), would) {
@@ -1780,6 +1802,14 @@ fn remedy(
             format!("{change}; rule {denying} (Deny {destination}) does not deny it then")
         }
     })
+}
+
+/// Whether the pod may have asked nobody but a DNS server that is not trusted.
+fn is_untold(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::NotResolved | Reason::ToldToOtherPod | Reason::NoResolverTrusted
+    )
 }
 
 /// The limit that has left no room.

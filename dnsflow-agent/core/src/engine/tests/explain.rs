@@ -1404,32 +1404,63 @@ fn a_rule_by_name_is_no_remedy_for_an_address_without_a_name() {
     assert!(!remedy.contains("rule 0"), "{remedy}");
 }
 
+/// Trust in a DNS server holds for all pods: it is a hint, as long as the pod has just asked there.
+#[test]
+fn a_dns_server_that_is_not_trusted_is_a_hint_for_a_while() {
+    let rules = [
+        allow("example.com"),
+        cidr(RuleAction::Deny, "203.0.113.0/24"),
+    ];
+    let mut node = node(&rules);
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    let asked = |ifindex, server: &str, at| AskedServer {
+        ifindex,
+        server: server.parse().expect("a resolver"),
+        at,
+    };
+    let hints = |node: &Node, server, asked_at| {
+        let beside = Beside {
+            servers: vec![
+                asked(ifindex + 1, "198.51.100.7", asked_at),
+                asked(ifindex, "10.96.0.10", asked_at),
+                asked(ifindex, server, asked_at),
+            ],
+            ..ovn_has_resolved_nothing()
+        };
+        let target = TARGET.parse().expect("a target");
+        let explained = explain_with(node, "p1", target, &beside);
+        assert_eq!(address(explained.clone()).remedy, None, "{server}");
+        explained.hints
+    };
+    let asked_at = node.now;
+    let without = hints(&node, "10.96.0.10", asked_at);
+    assert_eq!(without.len(), 2, "{without:?}");
+    node.pass(Duration::from_secs(5));
+    let asked = |server: &str| {
+        format!("the pod asked {server}:53 5s ago, a DNS server that is not trusted")
+    };
+    for (server, hint) in [
+        (
+            "169.254.20.10",
+            ": let the pod ask a trusted one; or if all pods may trust it, --resolver 169.254.20.10:53",
+        ),
+        (
+            "203.0.113.53",
+            ", and rule 1 denies it: let the pod ask a trusted one; or if all pods may trust it, --resolver \
+             203.0.113.53:53, and `cidrSelector: 203.0.113.53/32` before rule 1",
+        ),
+    ] {
+        let hint = format!("{}{hint}", asked(server));
+        let hints = hints(&node, server, asked_at);
+        assert_eq!(hints, [&without[..], &[hint]].concat());
+    }
+    node.pass(Duration::from_secs(70));
+    assert_eq!(hints(&node, "203.0.113.53", asked_at), without);
+}
+
 #[test]
 fn a_remedy_names_the_option() {
     let mut node = node(&[allow("example.com"), deny_all()]);
-    let ifindex = ifindex_of(node.pods["ns1_p1"]);
-    let asked = |ifindex, server: &str| AskedServer {
-        ifindex,
-        server: server.parse().expect("a resolver"),
-        at: node.now,
-    };
-    let servers = vec![
-        asked(ifindex + 1, "198.51.100.7"),
-        asked(ifindex, "10.96.0.10"),
-        asked(ifindex, "169.254.20.10"),
-    ];
-    let beside = Beside {
-        servers,
-        ..ovn_has_resolved_nothing()
-    };
-    let trust = "trust the DNS server 169.254.20.10:53, which the pod asks, for all pods: --resolver 169.254.20.10:53";
-    for target in [TARGET, "example.com:443"] {
-        let target = target.parse().expect("a target");
-        let explained = explain_with(&node, "p1", target, &beside);
-        assert_eq!(explained.hints, [] as [&str; 0]);
-        assert_eq!(address(explained).remedy.as_deref(), Some(trust));
-    }
-    // The server is trusted, and has not answered with the address.
     node.engine.told.cache.limits_mut().addresses_per_name_max = 1;
     node.answer("p1", "example.com", &[ADDRESS], 60);
     node.answer("p1", "example.com", &[OTHER], 60);
