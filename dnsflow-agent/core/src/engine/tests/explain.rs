@@ -1862,6 +1862,32 @@ fn a_rule_by_network_denies_with_its_acl() {
     assert_eq!(verdicts(&node), (Verdict::NotYet, true));
 }
 
+/// ovn-kubernetes leaves the subnets of pods out of a rule, and no other network of its own.
+#[test]
+fn the_join_and_masquerade_networks_are_denied_where_a_rule_denies_them() {
+    let mut node = Node::bare();
+    node.engine = Engine::new(Config {
+        refusals: Refusals::new(&[], &[], &[], &[]).expect("few networks"),
+        ..Config::default()
+    });
+    let mut node = node.start(&[allow("example.com"), deny_all()]);
+    node.trust_server();
+    let pods = LogicalSwitch {
+        networks: vec!["10.244.0.0/16".parse().expect("a network")],
+        ..LogicalSwitch::default()
+    };
+    node.give(Input::Nb(NbUpdate {
+        switches: vec![(RowId::new(0x5175), Some(pods))],
+        ..NbUpdate::default()
+    }));
+    let in_cluster = (Verdict::Allowed, Reason::InCluster, None);
+    assert_eq!(reason(&node, "10.244.3.4:80"), in_cluster);
+    for target in ["100.64.0.1:80", "100.88.0.2:80", "169.254.0.1:80"] {
+        let denied = (Verdict::Blocked, Reason::AddressRefused, Some(1));
+        assert_eq!(reason(&node, target), denied, "{target}");
+    }
+}
+
 /// No Service has the address of the DNS cache, unless the cache has a Service's as well. OVN has the ACL of the rule
 /// that denies all addresses.
 #[test]
