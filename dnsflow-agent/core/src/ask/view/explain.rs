@@ -228,6 +228,8 @@ pub(super) struct Asked<'a> {
     pub(super) unanswered: Option<&'a Unanswered>,
     /// Whether the address is that of a Service without the port: no load balancer takes the connection.
     pub(super) is_not_taken: bool,
+    /// Whether a load balancer leads there: the pod asks for no name that leads to the address.
+    pub(super) is_behind_service: bool,
 }
 
 impl<'a> Asked<'a> {
@@ -364,9 +366,9 @@ impl<'a> Destined<'a> {
         refusal.as_deref()
     }
 
-    /// Whether nobody knows a name that leads to it.
+    /// Whether nobody knows a name that leads to it, and there may be one.
     fn is_nameless(&self) -> bool {
-        self.names.is_empty() && self.asked.names.is_empty()
+        self.names.is_empty() && self.asked.names.is_empty() && !self.asked.is_behind_service
     }
 
     /// Whether ovn-kubernetes has resolved the name of a rule to it; `None` where that is not known.
@@ -604,6 +606,7 @@ impl View<'_> {
                 sets: address.map_or(Sets::Unknown, sets),
                 unanswered: unanswered[usize::from(is_ipv6)].as_ref(),
                 is_not_taken: false,
+                is_behind_service: false,
             };
             let heard = heard.iter().map(|one| HeardName {
                 name: one.heard.name.to_string(),
@@ -1782,9 +1785,12 @@ fn remedy(
             format!("allow it before rule {denying} with `dnsName: {name}`{others}{by_which}")
         }
         (Reason::DeniedByRule, ..) if let Some(address) = to.asked.address => {
+            let by_name = match to.asked.is_behind_service {
+                true => "",
+                false => ", or with the dnsName that leads to the address",
+            };
             format!(
-                "allow it before rule {denying} with `cidrSelector: {}`, or with the dnsName that leads to the \
-                 address",
+                "allow it before rule {denying} with `cidrSelector: {}`{by_name}",
                 IpNet::from(address)
             )
         }

@@ -1161,7 +1161,7 @@ fn a_connection_to_a_service_is_judged_by_its_endpoints() {
         (&["203.0.113.4:8443"], allowed(1)),
         (
             &["198.51.100.9:8443", "198.51.100.8:443"],
-            (Verdict::NotYet, Reason::NotResolved, Some(3)),
+            (Verdict::Blocked, Reason::DeniedByRule, Some(3)),
         ),
         (
             &["203.0.113.1:80", "203.0.113.4:80"],
@@ -1182,12 +1182,48 @@ fn a_port_that_a_service_does_not_have_is_judged_by_the_rules() {
     let (node, beside) = with_service(&[deny_all()], &["10.244.1.7:8080"]);
     let in_cluster = (Verdict::Allowed, Reason::InCluster, None, None);
     assert_eq!(decision(&node, "10.96.0.80:80", &beside), in_cluster);
-    assert_eq!(decision(&node, "10.96.0.80", &beside), in_cluster);
+    let depends = (Verdict::Depends, Reason::DependsOnPort, None, None);
+    assert_eq!(decision(&node, "10.96.0.80", &beside), depends);
     for target in ["10.96.0.80:81", "10.96.0.80:80/udp"] {
         let remedy = Some("connect to a port of the Service: tcp/80".to_owned());
         let denied = (Verdict::Blocked, Reason::DeniedByRule, Some(0), remedy);
         assert_eq!(decision(&node, target, &beside), denied, "{target}");
     }
+}
+
+/// The rules hold for what stands behind a Service, and no answer leads a pod there.
+#[test]
+fn the_remedy_for_a_service_that_leads_outside_is_a_rule_for_its_endpoints() {
+    let rules = [allow("example.com"), deny_all()];
+    let backends = ["198.51.100.8:443", "198.51.100.9:443"];
+    let (mut node, mut beside) = with_service(&rules, &backends);
+    let name = "web.ns1.svc.cluster.local";
+    node.answer("p1", name, &[[10, 96, 0, 80]], 60);
+    beside.heard = vec![HeardAt {
+        address: [10, 96, 0, 80].into(),
+        ..heard(&node, "p1", name)
+    }];
+    let remedy = backends.map(|backend| {
+        let address = backend.trim_end_matches(":443");
+        format!("allow it before rule 1 with `cidrSelector: {address}/32`")
+    });
+    let remedy = Some(remedy.join("; and "));
+    for target in ["10.96.0.80:80", "web.ns1.svc.cluster.local:80"] {
+        let blocked = (
+            Verdict::Blocked,
+            Reason::DeniedByRule,
+            Some(1),
+            remedy.clone(),
+        );
+        assert_eq!(decision(&node, target, &beside), blocked, "{target}");
+    }
+    // As it is printed.
+    let outside = |last| cidr(RuleAction::Allow, &format!("198.51.100.{last}/32"));
+    let applied = [rules[0].clone(), outside(8), outside(9), deny_all()];
+    node.set_firewall(&applied);
+    node.set_ovn(&applied);
+    let (verdict, ..) = decision(&node, "web.ns1.svc.cluster.local:80", &beside);
+    assert_eq!(verdict, Verdict::Allowed);
 }
 
 /// Rules that deny a name each.
