@@ -10,6 +10,7 @@ use std::{
 };
 
 use dnsflow_common::question::question_hash;
+use hickory_proto::rr::Name;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -60,17 +61,27 @@ pub enum Target {
 
 /// A text that is no target.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error(
-    "`{0}` is no target: use NAME, ADDRESS, NAME:PORT, ADDRESS:PORT or [IPV6]:PORT, and /udp or \
-     /sctp behind a port that is not for TCP"
-)]
-pub struct TargetError(String);
+pub enum TargetError {
+    /// It has another form.
+    #[error(
+        "`{0}` is no target: use NAME, ADDRESS, NAME:PORT, ADDRESS:PORT or [IPV6]:PORT, and /udp or \
+         /sctp behind a port that is not for TCP"
+    )]
+    Form(String),
+    /// It is the pattern of a rule.
+    #[error("`{0}` stands for many names: ask for one of them, such as {1}")]
+    Wildcard(String, String),
+}
 
 impl FromStr for Target {
     type Err = TargetError;
 
     fn from_str(text: &str) -> Result<Self, TargetError> {
-        let error = || TargetError(text.to_owned());
+        let error = || TargetError::Form(text.to_owned());
+        if text.starts_with("*.") {
+            let one = text.replacen('*', "www", 1);
+            return Err(TargetError::Wildcard(text.to_owned(), one));
+        }
         if let Ok(address) = text.parse() {
             return Ok(Self::Address(address, None));
         }
@@ -85,7 +96,7 @@ impl FromStr for Target {
             Ok(address) => Ok(Self::Address(address, transport)),
             Err(_) if bare.is_some() || host.contains(':') => Err(error()),
             Err(_) => {
-                let name = DomainName::from_presentation(host).map_err(|_| error())?;
+                let name = host_name(host).ok_or_else(error)?;
                 // An address with a mistake, or a network: no name ends with a number (RFC 3696, section 2).
                 let last = name.labels().last().unwrap_or_default();
                 let is_number = |byte: &u8| byte.is_ascii_digit() || *byte == b'/';
@@ -96,6 +107,16 @@ impl FromStr for Target {
             }
         }
     }
+}
+
+/// Parses a name as people write it. Of one that is not ASCII, pods ask for the A-labels (RFC 5891, section 4.4), and a
+/// `dnsName` has them.
+fn host_name(text: &str) -> Option<DomainName> {
+    if text.is_ascii() {
+        return DomainName::from_presentation(text).ok();
+    }
+    let name = Name::from_utf8(text).ok()?;
+    DomainName::from_labels(name.iter()).ok()
 }
 
 /// Parses `443`, `53/udp`.

@@ -832,8 +832,28 @@ fn targets_are_parsed() {
         "203.0.113.300",
         "203.0.113.0/24:443",
         "2001:db8::/32",
+        "mün chen.example.com",
+        "*.example.com:443",
     ] {
         assert_eq!(parse(wrong), None, "{wrong}");
+    }
+    let error = "*.example.com:443"
+        .parse::<Target>()
+        .expect_err("a pattern");
+    assert_eq!(
+        error.to_string(),
+        "`*.example.com:443` stands for many names: ask for one of them, such as www.example.com:443"
+    );
+}
+
+/// The API server takes the A-label alone as `dnsName`, and pods ask for it.
+#[test]
+fn a_name_in_another_script_is_found() {
+    let mut node = node(&[allow("xn--mnchen-3ya.example.com"), deny_all()]);
+    node.answer("p1", "xn--mnchen-3ya.example.com", &[ADDRESS], 60);
+    let allowed = (Verdict::Allowed, Reason::AllowedByName, Some(0));
+    for target in ["münchen.example.com:443", "MÜNCHEN.example.com."] {
+        assert_eq!(reason(&node, target), allowed, "{target}");
     }
 }
 
