@@ -45,7 +45,7 @@ use hickory_proto::{
 use crate::{
     tools::table::HashMap,
     values::{
-        limits::DNS_MESSAGE_MIN,
+        limits::{DNS_MESSAGE_MIN, LEFT_OUT_NAMED_MAX},
         name::{DomainName, NameError},
     },
 };
@@ -162,6 +162,8 @@ pub struct Answer {
     pub addresses: Vec<(IpAddr, Duration)>,
     /// Upper bound for the number of addresses behind the limit: they are counted, and not compared.
     pub left_out: usize,
+    /// The first of these, for people who ask: at most [`LEFT_OUT_NAMED_MAX`].
+    pub beyond: Vec<IpAddr>,
 }
 
 /// Why a message is no usable answer.
@@ -269,6 +271,7 @@ impl<'a> Response<'a> {
             name: self.name.clone(),
             addresses: found.addresses,
             left_out: found.left_out,
+            beyond: found.beyond,
         }
     }
 
@@ -293,6 +296,7 @@ impl<'a> Response<'a> {
         let Found {
             addresses,
             left_out,
+            beyond,
             ..
         } = found;
         Ok(Answer {
@@ -301,6 +305,7 @@ impl<'a> Response<'a> {
             name: self.name,
             addresses,
             left_out,
+            beyond,
         })
     }
 
@@ -523,6 +528,7 @@ struct Found {
     places: HashMap<IpAddr, usize>,
     most: usize,
     left_out: usize,
+    beyond: Vec<IpAddr>,
 }
 
 impl Found {
@@ -532,6 +538,7 @@ impl Found {
             places: HashMap::default(),
             most,
             left_out: 0,
+            beyond: Vec::new(),
         }
     }
 
@@ -640,7 +647,12 @@ impl Found {
                     .into_iter()
                     .for_each(|(_, known)| *known = ttl.min(*known));
             }
-            Entry::Vacant(_) if next >= self.most => self.left_out += 1,
+            Entry::Vacant(_) if next >= self.most => {
+                self.left_out += 1;
+                if self.beyond.len() < LEFT_OUT_NAMED_MAX {
+                    self.beyond.push(address);
+                }
+            }
             Entry::Vacant(new) => {
                 new.insert(next);
                 self.addresses.push((address, ttl));

@@ -178,6 +178,8 @@ pub const CLUSTER_NETWORKS_MAX: usize = 4096;
 pub const REFUSALS_REPORTED_MAX: usize = 64;
 /// Names of one pod that are remembered after they have ended, for people who ask.
 pub const ENDED_NAMES_MAX: usize = 64;
+/// Of the addresses of one answer that a limit has left out, so many are remembered with those names.
+pub const LEFT_OUT_NAMED_MAX: usize = ENDED_NAMES_MAX / 2;
 /// Reached limits of one pod that are remembered as reported; with more, each is reported again.
 pub const LIMITS_REPORTED_MAX: usize = 64;
 /// Reports that answers to one pod cause, and those of flows that the switch refuses, are given out this often …

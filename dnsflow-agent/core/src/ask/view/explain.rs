@@ -1410,9 +1410,18 @@ impl View<'_> {
             );
             return Untold::new(Reason::ToldToOtherPod, text);
         }
-        let text = match to_address {
-            Some(_) => "no trusted DNS server has returned this address to the pod",
-            None => "no trusted DNS server has returned an address of it to the pod",
+        let none = "no trusted DNS server has returned";
+        let limits = &self.cache.port(id).limits_reported;
+        let left_out = limits.iter().find_map(|limit| match limit {
+            Limit::AddressesOfName(name) => Some(name),
+            _ => None,
+        });
+        let text = match (to_address, left_out) {
+            (Some(_), None) => format!("{none} this address to the pod"),
+            (Some(_), Some(name)) => format!(
+                "{none} this address to the pod, unless a limit has left it out of the addresses of {name}"
+            ),
+            (None, _) => format!("{none} an address of it to the pod"),
         };
         Untold::new(Reason::NotResolved, text)
     }

@@ -1336,6 +1336,49 @@ fn every_address_of_a_name_is_judged() {
     assert_eq!(explained.verdict, Verdict::Depends);
 }
 
+/// An answer with more addresses than a name may have: also the others are known, and with the next answer, too.
+#[test]
+fn an_address_that_a_limit_has_left_out_of_an_answer_is_told() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    node.engine.told.cache.limits_mut().addresses_per_name_max = 10;
+    let told = addresses(0, 30);
+    let limited = (Verdict::Blocked, Reason::LimitReached, Some(1));
+    for _ in 0..3 {
+        node.answer("p1", "example.com", &told, 60);
+        for (at, address) in told.iter().map(|one| IpAddr::from(*one)).enumerate() {
+            let found = reason(&node, &format!("{address}:443"));
+            match at {
+                ..10 => assert_eq!(found.0, Verdict::Allowed, "{at}"),
+                _ => assert_eq!(found, limited, "{at}"),
+            }
+        }
+    }
+    let explained = explain(&node, "p1", "example.com:443");
+    assert_eq!(explained.verdict, Verdict::Depends);
+    let left_out = explained.addresses.iter();
+    let left_out = left_out.filter(|one| one.reason == Reason::LimitReached);
+    let remedies = left_out.map(|one| one.remedy.as_deref());
+    let remedies: Vec<_> = remedies.collect();
+    assert_eq!(
+        remedies,
+        [Some("raise --max-addresses-per-name, now 10"); 20]
+    );
+    // As it is printed.
+    node.engine.told.cache.limits_mut().addresses_per_name_max = 30;
+    node.answer("p1", "example.com", &told, 60);
+    assert_eq!(verdict(&node, "example.com:443"), Verdict::Allowed);
+    // Of very many, not all are remembered.
+    let many = addresses(0, 200);
+    node.answer("p1", "example.com", &many, 60);
+    let last = many
+        .last()
+        .map(|one| IpAddr::from(*one))
+        .expect("an address");
+    let text = address(explain(&node, "p1", &last.to_string())).text;
+    let unless = "unless a limit has left it out of the addresses of example.com";
+    assert!(text.ends_with(unless), "{text}");
+}
+
 #[test]
 fn a_pod_without_the_ip_version_uses_the_other_addresses() {
     let mut node = node(&[allow("example.com"), deny_all()]);
