@@ -83,6 +83,36 @@ fn servers_of_dns_are_remembered() {
 }
 
 #[test]
+fn errors_are_remembered() {
+    let mut attempts = Attempts::new(Ports::DNS);
+    let name: DomainName = "a.test".parse().expect("a name");
+    let hear = |attempts: &mut Attempts, ifindex, name: &str, code: u8, when| {
+        let mut bytes = answer_frame(name, &[], 60);
+        bytes[45] |= code;
+        attempts.hear(frame(ifindex, at(when), &bytes), at(when));
+    };
+    // Without a record, it is none.
+    hear(&mut attempts, IFINDEX, "a.test", 0, 0);
+    assert_eq!(attempts.failed_for(&name), []);
+    hear(&mut attempts, IFINDEX, "a.test", 3, 1);
+    hear(&mut attempts, IFINDEX, "a.test", 2, 2);
+    hear(&mut attempts, 8, "b.test", 3, 3);
+    let failed = attempts.failed_for(&name);
+    let [failed] = &failed[..] else {
+        panic!("{failed:?}")
+    };
+    assert_eq!((failed.ifindex, failed.at), (IFINDEX, at(2)));
+    assert_eq!(failed.failure.to_string(), "SERVFAIL");
+    assert_eq!(failed.resolver.to_string(), "10.96.0.10:53");
+    for many in 0..2 * FAILED_ANSWERS_PER_INTERFACE {
+        hear(&mut attempts, 8, &format!("c{many}.test"), 3, 4);
+    }
+    assert_eq!(attempts.failed.len(), FAILED_ANSWERS_PER_INTERFACE + 1);
+    attempts.forget_old(at(3) + HEARD_TIME);
+    assert_eq!(attempts.failed_for(&name), []);
+}
+
+#[test]
 fn what_a_pod_is_told_pushes_out_only_its_own() {
     let mut attempts = Attempts::new(Ports::DNS);
     hear(&mut attempts, 8, "other.test", [203, 0, 113, 1], at(0));

@@ -28,10 +28,11 @@ use super::{
 use crate::{
     Timestamp,
     ask::{
-        attempts::{AskedServer, HeardAt},
+        attempts::{AskedServer, FailedAnswer, HeardAt},
         judge::{Bearing, Doubt, Unless, decide},
     },
     cache::End,
+    dns::{Failure, Question, QuestionType},
     io::report::Severity,
     ovn::hash::{Family, address_set_hashes},
     pods::ports::Port,
@@ -183,9 +184,11 @@ pub struct HeardName {
 /// Facts about a target from outside the engine.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Beside {
-    /// Of an address, the names that no rule mentioned when they led pods to it; of a name, the addresses. The newest
-    /// first.
+    /// Of an address, the names that no rule mentioned when they led pods to it; of a name, the addresses, also of this
+    /// name with a search domain. The newest first.
     pub heard: Vec<HeardAt>,
+    /// Of a name, the errors that answered questions for it.
+    pub failed: Vec<FailedAnswer>,
     /// The DNS servers that the pod has asked and that were not trusted, the newest first.
     pub servers: Vec<AskedServer>,
     /// The queries of the pod that no answer has followed.
@@ -245,8 +248,8 @@ pub(super) struct Asked<'a> {
     pub(super) is_by_name: bool,
     pub(super) transport: Option<Transport>,
     pub(super) sets: Sets<'a>,
-    /// The newest query for the name that no answer has followed.
-    pub(super) unanswered: Option<&'a Unanswered>,
+    /// The newest query for the name, if the pod has no address by it.
+    pub(super) fruitless: Option<&'a Fruitless>,
     /// Whether the address is that of a Service without the port: no load balancer takes the connection.
     pub(super) is_not_taken: bool,
     /// Whether a load balancer leads there: the pod asks for no name that leads to the address.
@@ -260,10 +263,11 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// A query for a name that no answer has followed.
+/// A query for a name that no answer has followed, or an error.
 #[derive(Debug)]
-pub(super) struct Unanswered {
+pub(super) struct Fruitless {
     at: Timestamp,
+    reason: Reason,
     text: String,
 }
 
@@ -325,7 +329,11 @@ impl Untold {
     fn ends_by_asking(&self) -> bool {
         matches!(
             self.reason,
-            Reason::NotResolved | Reason::NotAnswered | Reason::Expired | Reason::ToldToOtherPod
+            Reason::NotResolved
+                | Reason::NotAnswered
+                | Reason::AnsweredWithError
+                | Reason::Expired
+                | Reason::ToldToOtherPod
         )
     }
 }
@@ -573,6 +581,32 @@ impl View<'_> {
             Target::Address(_, transport) => (None, *transport),
             Target::Name(name, transport) => (Some(name), *transport),
         };
+        let fruitless = [false, true].map(|is_ipv6| {
+            let asked = (name?, is_ipv6);
+            let unanswered = self.unanswered((id, port), asked, beside, now);
+            let failed = self.failed(id, asked, beside, now);
+            unanswered
+                .into_iter()
+                .chain(failed)
+                .max_by_key(|one| one.at)
+        });
+        let addresses_of = |name: &DomainName| {
+            let heard = led_here.iter().filter(|one| one.heard.name == *name);
+            self.addresses_of(id, name, heard.map(|one| one.address))
+        };
+        let mut known = name.map(addresses_of).unwrap_or_default();
+        // The search domains come first: if one has an answer, the pod does not ask for the name itself.
+        let searched = name.filter(|_| known.is_empty()).and_then(|name| {
+            let told = led_here.iter().map(|one| &one.heard);
+            let told = told.filter(|told| is_with_search_domain(&told.name, name));
+            let newest = told.max_by_key(|told| told.at)?;
+            let mut fruitless = fruitless.iter().flatten();
+            let is_last = fruitless.all(|one| one.at <= newest.at);
+            is_last.then_some(&newest.name)
+        });
+        if let Some(told) = searched {
+            known = addresses_of(told);
+        }
         // Of an address that is not known, each IP version of the pod.
         let unknown = [false, true].map(|is_ipv6| {
             let mut own = port.row.addresses.iter();
@@ -581,20 +615,12 @@ impl View<'_> {
         });
         let addresses: Vec<(Option<IpAddr>, bool)> = match target {
             Target::Address(address, _) => vec![(Some(*address), address.is_ipv6())],
-            Target::Name(name, _) => {
-                let heard = led_here.iter().map(|one| one.address);
-                let known = self.addresses_of(id, name, heard);
-                match known.is_empty() {
-                    true => unknown.into_iter().flatten().collect(),
-                    false => known
-                        .into_iter()
-                        .map(|address| (Some(address), address.is_ipv6()))
-                        .collect(),
-                }
-            }
+            Target::Name(..) if known.is_empty() => unknown.into_iter().flatten().collect(),
+            Target::Name(..) => known
+                .into_iter()
+                .map(|address| (Some(address), address.is_ipv6()))
+                .collect(),
         };
-        let unanswered =
-            [false, true].map(|is_ipv6| self.unanswered((id, port), (name?, is_ipv6), beside, now));
         let trusted = self.answers.trusted();
         let is_trusted = |server| trusted.is_some_and(|trusted| trusted.contains(server));
         let mut servers = beside.servers.iter();
@@ -610,7 +636,7 @@ impl View<'_> {
                 .filter(|one| Some(one.address) == address)
                 .filter(|one| self.is_unmentioned(port, &one.heard.name))
                 .collect();
-            let names = match (name, address) {
+            let names = match (searched.or(name), address) {
                 (Some(name), _) => vec![name],
                 (None, None) => Vec::new(),
                 (None, Some(address)) => {
@@ -625,7 +651,7 @@ impl View<'_> {
                 is_by_name: name.is_some(),
                 transport,
                 sets: address.map_or(Sets::Unknown, sets),
-                unanswered: unanswered[usize::from(is_ipv6)].as_ref(),
+                fruitless: fruitless[usize::from(is_ipv6)].as_ref(),
                 is_not_taken: false,
                 is_behind_service: false,
             };
@@ -650,6 +676,11 @@ impl View<'_> {
             v4.text.insert_str(0, "over IPv4, ");
             v6.text.insert_str(0, "over IPv6, ");
         }
+        if let Some(told) = searched {
+            for one in &mut addresses {
+                one.text = format!("the pod was told {told} for it: {}", one.text);
+            }
+        }
         // The pod uses the addresses of its own IP versions.
         let used = addresses
             .iter()
@@ -662,11 +693,15 @@ impl View<'_> {
             if let Some(asked) = untrusted.filter(|_| addresses.iter().any(is_untold)) {
                 hints.push(self.untrusted((id, port), asked, now));
             }
-            if addresses
-                .iter()
-                .all(|one| one.reason != Reason::NotAnswered)
+            if let Some((told, name)) = searched.zip(name)
+                && !is_of_cluster(told)
             {
-                hints.extend(unanswered.into_iter().flatten().map(|one| one.text));
+                hints.push(format!(
+                    "the pod asks for {name} with a search domain first: written as `{name}.`, it asks for the name itself"
+                ));
+            }
+            if addresses.iter().all(|one| !is_fruitless(one.reason)) && searched.is_none() {
+                hints.extend(fruitless.into_iter().flatten().map(|one| one.text));
                 hints.dedup();
             }
         }
@@ -709,7 +744,7 @@ impl View<'_> {
         (name, is_ipv6): (&DomainName, bool),
         beside: &Beside,
         now: Timestamp,
-    ) -> Option<Unanswered> {
+    ) -> Option<Fruitless> {
         let own = || {
             let pending = beside.pending.iter();
             pending.filter(|query| self.ports.at_veth(query.ifindex) == Some(id))
@@ -723,8 +758,7 @@ impl View<'_> {
         let searched = searched
             .filter_map(|domain| DomainName::from_presentation(&format!("{name}.{domain}")).ok());
         let asked = searched.chain([name.clone()]).filter_map(|asked| {
-            let kind = if is_ipv6 { AAAA } else { A };
-            let hash = question_hash(asked.wire(), kind);
+            let hash = question_hash(asked.wire(), address_type(is_ipv6).code());
             let found = own().filter(|query| query.question == hash);
             Some((*found.max_by_key(|query| query.at)?, asked))
         });
@@ -733,13 +767,44 @@ impl View<'_> {
             true => "for it".to_owned(),
             false => format!("for {asked}"),
         };
-        Some(Unanswered {
+        Some(Fruitless {
             at: query.at,
+            reason: Reason::NotAnswered,
             text: format!(
                 "the pod asked {} {for_it} {}s ago, and has no answer",
                 query.resolver,
                 now.since(query.at).as_secs()
             ),
+        })
+    }
+
+    /// The newest error that a pod was told for a name.
+    fn failed(
+        &self,
+        id: PortId,
+        (name, is_ipv6): (&DomainName, bool),
+        beside: &Beside,
+        now: Timestamp,
+    ) -> Option<Fruitless> {
+        let kind = address_type(is_ipv6);
+        let is_it = |failure: &Failure| {
+            let Question { name: of, kind: by } = &failure.question;
+            of == name && (*by == kind || failure.is_for_all_types())
+        };
+        let failed = beside.failed.iter();
+        let failed =
+            failed.filter(|one| self.ports.at_veth(one.ifindex) == Some(id) && is_it(&one.failure));
+        let FailedAnswer {
+            failure,
+            at,
+            resolver,
+            ..
+        } = failed.max_by_key(|one| one.at)?;
+        let ago = now.since(*at).as_secs();
+        Some(Fruitless {
+            at: *at,
+            reason: Reason::AnsweredWithError,
+            text: format!("the pod asked {resolver} for it {ago}s ago, and was told {failure}"),
         })
     }
 
@@ -1327,7 +1392,7 @@ impl View<'_> {
         let name = asked.name();
         let Asked {
             address: to_address,
-            unanswered: asked_for,
+            fruitless: asked_for,
             ..
         } = asked;
         let asked = name;
@@ -1374,9 +1439,9 @@ impl View<'_> {
         let mut ended = self.cache.port(id).ended.latest();
         let ended = ended.find(|ended| is_it(ended.address, &ended.name));
         // A query from before may be of the answer that has ended: it was lost, and the pod asked again.
-        let is_newer = |one: &&Unanswered| ended.is_none_or(|ended| one.at > ended.at);
-        if let Some(unanswered) = asked_for.filter(is_newer) {
-            return Untold::new(Reason::NotAnswered, &*unanswered.text);
+        let is_newer = |one: &&Fruitless| ended.is_none_or(|ended| one.at > ended.at);
+        if let Some(fruitless) = asked_for.filter(is_newer) {
+            return Untold::new(fruitless.reason, &*fruitless.text);
         }
         if let Some(ended) = ended {
             let name = &ended.name;
@@ -1508,7 +1573,7 @@ impl View<'_> {
             hints.extend(near_misses(firewall, self.policy.subdomains(), name));
         }
         let has_answer = |address: &ExplainedAddress| {
-            !matches!(address.reason, Reason::NotResolved | Reason::NotAnswered)
+            address.reason != Reason::NotResolved && !is_fruitless(address.reason)
         };
         if let Some(firewall) = firewall
             && !addresses.iter().any(has_answer)
@@ -1573,6 +1638,22 @@ fn is_of_cluster(name: &DomainName) -> bool {
     text.ends_with(".svc") || text.ends_with(".cluster.local")
 }
 
+/// The type of a question for an address.
+fn address_type(is_ipv6: bool) -> QuestionType {
+    match is_ipv6 {
+        true => QuestionType::Aaaa,
+        false => QuestionType::A,
+    }
+}
+
+/// Whether a name is another one with a search domain behind it. A name of one label is the first label of many others:
+/// of these, the cluster's alone count.
+fn is_with_search_domain(told: &DomainName, name: &DomainName) -> bool {
+    let [told_wire, wire] = [told, name].map(DomainName::wire);
+    let is_longer = told_wire.len() > wire.len() && told_wire.starts_with(wire);
+    is_longer && (name.labels().count() > 1 || is_of_cluster(told))
+}
+
 /// A rule that would match, if this were no dry run.
 fn dry_run(doubt: Option<Doubt>) -> Match {
     Match::NotInForce {
@@ -1626,6 +1707,9 @@ fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk<'_>) -> Ruling {
             (RuleAction::Allow, Some(rule)) if *reason == Reason::NotAnswered => {
                 format!("rule {rule} allows it once the answer comes: {text}")
             }
+            (RuleAction::Allow, Some(rule)) if *reason == Reason::AnsweredWithError => {
+                format!("rule {rule} allows it once an answer has an address: {text}")
+            }
             (RuleAction::Allow, Some(rule)) => {
                 format!("rule {rule} allows it once the pod asks: {text}")
             }
@@ -1635,7 +1719,11 @@ fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk<'_>) -> Ruling {
             text += &format!("; rule {rule} denies it if its name has the same address");
         }
         return Ruling {
-            verdict: Verdict::NotYet,
+            // The pod has asked.
+            verdict: match is_fruitless(*reason) {
+                true => Verdict::Blocked,
+                false => Verdict::NotYet,
+            },
             reason: *reason,
             rule: decided.rule,
             text,
@@ -1840,6 +1928,11 @@ fn remedy(
     })
 }
 
+/// Whether the pod has asked for the name, and has no address by it.
+fn is_fruitless(reason: Reason) -> bool {
+    matches!(reason, Reason::NotAnswered | Reason::AnsweredWithError)
+}
+
 /// Whether the pod may have asked nobody but a DNS server that is not trusted.
 fn is_untold(reason: Reason) -> bool {
     matches!(
@@ -1929,10 +2022,6 @@ fn are_within(one: &[u8], other: &[u8], edits: u8) -> bool {
         || are_within(one, other_rest, left)
         || are_exchanged()
 }
-
-/// The types of a question for an address (RFC 1035, section 3.2.2; RFC 3596, section 2.1).
-const A: u16 = 1;
-const AAAA: u16 = 28;
 
 /// With so many characters inserted, removed, replaced or exchanged, one name may be a misprint of another.
 const EDITS_MAX: u8 = 2;

@@ -2,13 +2,13 @@
 
 use std::{net::SocketAddr, ops::Range};
 
-use dnsflow_common::question::question_hash;
+use dnsflow_common::{question::question_hash, walk::Ports as DnsPorts};
 use ipnet::IpNet;
 
 use super::{crashes::follow, limits::many, restart::after_restart_with, starts::is_open, *};
 use crate::{
     ask::{
-        attempts::{AskedServer, Heard, HeardAt},
+        attempts::{AskedServer, Attempts, Heard, HeardAt},
         view::{
             Backend, Beside, ExplainedAddress, Explanation, Frontend, Judged, Reason, StepOutcome,
             Target, Verdict, told_names::WORK,
@@ -325,7 +325,7 @@ fn a_query_has_no_answer() {
     assert_eq!(explained.hints, [] as [&str; 0]);
     let found = address(explained);
     let decided = (found.verdict, found.reason, found.rule);
-    assert_eq!(decided, (Verdict::NotYet, Reason::NotAnswered, Some(0)));
+    assert_eq!(decided, (Verdict::Blocked, Reason::NotAnswered, Some(0)));
     assert_eq!(
         found.text,
         "rule 0 allows it once the answer comes: the pod asked 10.96.0.10:53 for it 6s ago, and has no answer"
@@ -353,6 +353,114 @@ fn a_query_has_no_answer() {
     assert_eq!(explained.verdict, Verdict::Depends);
     let hint = "the pod asked 10.96.0.10:53 for it 6s ago, and has no answer";
     assert_eq!(explained.hints, [hint]);
+}
+
+/// What the thread beside the engine knows of a name after this answer, with this response code.
+fn heard_of(node: &Node, name: &str, answer: (&str, &[[u8; 4]], u8)) -> Beside {
+    let (answered, addresses, code) = answer;
+    let mut bytes = answer_frame(answered, addresses, 60);
+    // The response code, behind Ethernet, IPv4 and UDP (RFC 1035, section 4.1.1).
+    bytes[14 + 20 + 8 + 3] |= code;
+    let mut attempts = Attempts::new(DnsPorts::DNS);
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    attempts.hear(frame(ifindex, node.now, &bytes), node.now);
+    let name = DomainName::from_presentation(name).expect("a name");
+    Beside {
+        heard: attempts.heard_of(&name),
+        failed: attempts.failed_for(&name),
+        ..ovn_has_resolved_nothing()
+    }
+}
+
+#[test]
+fn an_error_in_place_of_an_address_decides() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    let of = |node: &Node, target: &str, beside: &Beside| {
+        let target = target.parse().expect("a target");
+        explain_with(node, "p1", target, beside)
+    };
+    let asked = node.now;
+    let failures = [(2, "SERVFAIL"), (3, "NXDOMAIN"), (5, "REFUSED")];
+    let failures = failures.map(|(code, text)| {
+        let name = "www.example.com";
+        (heard_of(&node, name, (name, &[], code)), text)
+    });
+    node.pass(Duration::from_secs(6));
+    for (beside, text) in &failures {
+        let explained = of(&node, "www.example.com:443", beside);
+        assert_eq!(explained.hints, [] as [&str; 0]);
+        let found = address(explained);
+        let blocked = (Verdict::Blocked, Reason::AnsweredWithError, Some(0));
+        assert_eq!((found.verdict, found.reason, found.rule), blocked);
+        let text = format!(
+            "rule 0 allows it once an answer has an address: the pod asked 10.96.0.10:53 for it 6s ago, and was told {text}"
+        );
+        assert_eq!(found.text, text);
+    }
+    // Of another name it says nothing, and an answer with an address comes after it.
+    let other = heard_of(&node, "other.example.com", ("www.example.com", &[], 3));
+    let found = of(&node, "other.example.com", &other).verdict;
+    assert_eq!(found, Verdict::NotYet);
+    let (beside, _) = &failures[1];
+    node.answer("p1", "www.example.com", &[ADDRESS], 60);
+    assert_eq!(
+        of(&node, "www.example.com", beside).verdict,
+        Verdict::Allowed
+    );
+    node.pass(MIN_TTL + IDLE_GRACE + 2 * COMPARE_INTERVAL);
+    let expired = address(of(&node, "www.example.com", beside));
+    assert_eq!(
+        (expired.verdict, expired.reason),
+        (Verdict::NotYet, Reason::Expired)
+    );
+    assert!(beside.failed.iter().all(|one| one.at == asked));
+}
+
+/// A wildcard in a zone that is a search domain of the pod: the pod does not ask for the name itself.
+#[test]
+fn a_name_that_was_told_with_a_search_domain_is_judged_as_such() {
+    let rules = [allow("example.com"), deny_all()];
+    let node = node(&rules);
+    let told = "www.example.com.corp.example.net";
+    let beside = heard_of(&node, "www.example.com", (told, &[ADDRESS], 0));
+    let of = |node: &Node, target: &str, beside: &Beside| {
+        let target = target.parse().expect("a target");
+        explain_with(node, "p1", target, beside)
+    };
+    let explained = of(&node, "www.example.com:443", &beside);
+    let hint = "the pod asks for www.example.com with a search domain first: written as `www.example.com.`, it asks for \
+                the name itself";
+    assert_eq!(explained.hints, [hint]);
+    let found = address(explained);
+    let blocked = (Verdict::Blocked, Reason::DeniedByRule, Some(1));
+    assert_eq!((found.verdict, found.reason, found.rule), blocked);
+    assert_eq!(
+        found.text,
+        format!("the pod was told {told} for it: rule 1 denies it")
+    );
+    let remedy = format!("allow it before rule 1 with `dnsName: {told}`");
+    assert_eq!(found.remedy.as_deref(), Some(&*remedy));
+    // As it is printed, and the pod asks again.
+    let mut applied = self::node(&[allow("example.com"), allow(told), deny_all()]);
+    applied.answer("p1", told, &[ADDRESS], 60);
+    assert_eq!(
+        of(&applied, "www.example.com:443", &beside).verdict,
+        Verdict::Allowed
+    );
+    // The pod has asked for the name itself since, or was told another name that begins alike.
+    let mut later = beside.clone();
+    let name = "www.example.com";
+    later.failed = heard_of(&applied, name, (name, &[], 3)).failed;
+    later.failed[0].at = node.now + Duration::from_secs(1);
+    let found = address(of(&node, "www.example.com:443", &later)).reason;
+    assert_eq!(found, Reason::AnsweredWithError);
+    let short = heard_of(&node, "www", ("www.example.org", &[ADDRESS], 0));
+    assert_eq!(of(&node, "www", &short).addresses[0].address, None);
+    let service = heard_of(&node, "web", ("web.ns1.svc.cluster.local", &[ADDRESS], 0));
+    assert_eq!(
+        of(&node, "web", &service).addresses[0].address,
+        Some(ADDRESS.into())
+    );
 }
 
 #[test]
@@ -1341,9 +1449,11 @@ fn every_address_of_a_name_is_judged() {
 fn an_address_that_a_limit_has_left_out_of_an_answer_is_told() {
     let mut node = node(&[allow("example.com"), deny_all()]);
     node.engine.told.cache.limits_mut().addresses_per_name_max = 10;
+    node.answer("p1", "old.example.com", &[[198, 51, 100, 1]], 60);
+    node.pass(MIN_TTL + IDLE_GRACE + 2 * COMPARE_INTERVAL);
     let told = addresses(0, 30);
     let limited = (Verdict::Blocked, Reason::LimitReached, Some(1));
-    for _ in 0..3 {
+    for _ in 0..5 {
         node.answer("p1", "example.com", &told, 60);
         for (at, address) in told.iter().map(|one| IpAddr::from(*one)).enumerate() {
             let found = reason(&node, &format!("{address}:443"));
@@ -1353,6 +1463,9 @@ fn an_address_that_a_limit_has_left_out_of_an_answer_is_told() {
             }
         }
     }
+    // They push out nothing else that the pod was told.
+    let expired = (Verdict::NotYet, Reason::Expired, Some(1));
+    assert_eq!(reason(&node, "198.51.100.1:443"), expired);
     let explained = explain(&node, "p1", "example.com:443");
     assert_eq!(explained.verdict, Verdict::Depends);
     let left_out = explained.addresses.iter();
