@@ -239,7 +239,7 @@ pub(crate) async fn watch(
         let mut counts = listeners.counts.lock();
         for denied in denied {
             counts.count(&denied);
-            if attempts.is_news(&denied.attempt, now()) {
+            if attempts.is_news(&denied, now()) {
                 listeners.tell(Report::Denied(denied));
             }
         }

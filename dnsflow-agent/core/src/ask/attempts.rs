@@ -6,14 +6,18 @@
 //!
 //! [`View::judge_attempt`]: crate::ask::view::View::judge_attempt
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    net::IpAddr,
+};
 
 use dnsflow_common::walk::{self, Packet, Ports, ServerPorts as _};
 
 use crate::{
     Timestamp,
     dns::{Failure, Question, Response},
-    io::input::Frame,
+    io::{input::Frame, report::Denied},
     tools::{
         rate::{Account, Rate},
         recent::{Limits, OfInterface, Recent},
@@ -128,7 +132,8 @@ const LIMITS_OF_FAILED: Limits = Limits {
 pub struct Attempts {
     dns_ports: Ports,
     heard: Recent<Place<()>, Vec<Heard>>,
-    reported: Recent<Place<Transport>, Timestamp>,
+    /// When a denied attempt was reported, and the decision.
+    reported: Recent<Place<Transport>, (Timestamp, u64)>,
     servers: Recent<Place<Transport>, Timestamp>,
     failed: Recent<Questioned, FailedAnswer>,
     accounts: BTreeMap<u32, Account>,
@@ -289,15 +294,27 @@ impl Attempts {
         of_pod
     }
 
-    /// Whether to report that an attempt is denied: it was not reported lately, and the pod has not led
-    /// to too many reports. In the second case, it is counted.
-    pub fn is_news(&mut self, attempt: &Attempt, now: Timestamp) -> bool {
+    /// Whether to report a denied attempt: the same was not reported lately, and the pod has not led to too many reports.
+    /// In the second case, it is counted. After an edit, another reason or another rule is news.
+    pub fn is_news(&mut self, denied: &Denied, now: Timestamp) -> bool {
+        let Denied {
+            attempt,
+            reason,
+            rule,
+            rule_text,
+            ..
+        } = denied;
         let place = Place {
             ifindex: attempt.ifindex,
             address: attempt.address,
             transport: attempt.transport(),
         };
-        let lately = |at: &mut Timestamp| now.since(*at) < DENIAL_REPORT_AGAIN;
+        let mut decision = DefaultHasher::new();
+        (reason, rule, rule_text).hash(&mut decision);
+        let decision = decision.finish();
+        let lately = |(at, known): &mut (Timestamp, u64)| {
+            now.since(*at) < DENIAL_REPORT_AGAIN && *known == decision
+        };
         if self.reported.get_mut(&place).is_some_and(lately) {
             return false;
         }
@@ -307,7 +324,7 @@ impl Attempts {
             return false;
         }
         account.spend(1, RATE, now);
-        self.reported.insert(place, now, now);
+        self.reported.insert(place, (now, decision), now);
         true
     }
 

@@ -36,7 +36,7 @@ impl Verdict {
 }
 
 /// Why: a stable code.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// The namespace has no EgressFirewall.

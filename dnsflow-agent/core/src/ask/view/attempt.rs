@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Judged {
     /// No EgressFirewall of which the agent knows all is asked about it: the destination is in the cluster
-    /// or on the link, a rule by node may match, or not everything was read yet.
+    /// or on the link, a rule by node may match, not everything was read yet, or the rules have changed since.
     NotJudged,
     /// It is allowed.
     Allowed(Box<Tried>),
@@ -84,6 +84,14 @@ impl View<'_> {
         let Some(namespace) = self.policy.namespace_of_names(row) else {
             return Judged::NotJudged;
         };
+        // Other rules were in force then.
+        if self
+            .policy
+            .changed_at(namespace)
+            .is_some_and(|changed_at| attempt.at < changed_at)
+        {
+            return Judged::NotJudged;
+        }
         let newest = self.newest(id, address, heard, now);
         let entry = self.cache.entry(id, address);
         let is_told = |name| entry.is_some_and(|entry| entry.names.until(name).is_some());
