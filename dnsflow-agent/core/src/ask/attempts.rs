@@ -173,7 +173,7 @@ impl Attempts {
             port: found.src_port,
         };
         if empty.is_some() {
-            if let Some(failure) = Failure::read(&payload) {
+            if let Some(failure) = Failure::read(payload) {
                 let key = Questioned {
                     ifindex: frame.ifindex,
                     question: failure.question.clone(),
