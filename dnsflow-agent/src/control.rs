@@ -306,6 +306,10 @@ impl Server {
                 Target::Address(address, _) => self.slow.heard.at(*address),
                 Target::Name(name, _) => self.slow.heard.of(name),
             },
+            failed: match &target {
+                Target::Address(..) => Vec::new(),
+                Target::Name(name, _) => self.slow.heard.failed_for(name),
+            },
             ..Beside::default()
         };
         let asked = (&*namespace, &*pod, &target);

@@ -12,7 +12,7 @@ use std::{
 
 use dnsflow_core::{
     ask::{
-        attempts::{AskedServer, Attempts, HeardAt},
+        attempts::{AskedServer, Attempts, FailedAnswer, HeardAt},
         history::{ConnectionView, History, Place, Tried},
         view::Judged,
     },
@@ -110,9 +110,14 @@ impl Heard {
         self.lock().heard_at(address)
     }
 
-    /// The addresses to which a name led pods, the newest first.
+    /// The addresses to which a name led pods, or the name with a search domain behind it, the newest first.
     pub fn of(&self, name: &DomainName) -> Vec<HeardAt> {
         self.lock().heard_of(name)
+    }
+
+    /// The errors that answered questions for a name.
+    pub fn failed_for(&self, name: &DomainName) -> Vec<FailedAnswer> {
+        self.lock().failed_for(name)
     }
 
     /// The DNS servers that a pod has asked and that were not trusted, the newest first.
@@ -234,7 +239,7 @@ pub(crate) async fn watch(
         let mut counts = listeners.counts.lock();
         for denied in denied {
             counts.count(&denied);
-            if attempts.is_news(&denied.attempt, now()) {
+            if attempts.is_news(&denied, now()) {
                 listeners.tell(Report::Denied(denied));
             }
         }

@@ -67,9 +67,10 @@ pub fn capture(frame: &Frame<'_>, kind: u16, now: u64) -> Reason {
 
 /// Defers an answer that no rule mentions, and says what became of it. An answer that is too long, or of a
 /// pod that has used up its share, is left out. Of a pod behind an EgressFirewall, a copy goes into the ring
-/// buffer of attempts: the agent takes the names of the pod's attempts from it.
+/// buffer of attempts: the agent takes the names of the pod's attempts from it. There alone goes an error, for
+/// which no rule is waited (`has_records`).
 #[inline(always)]
-pub fn defer(frame: &Frame<'_>) -> Reason {
+pub fn defer(frame: &Frame<'_>, has_records: bool) -> Reason {
     let (len, now) = (frame.len(), now_ns());
     if len > DEFERRED_FRAME_MAX as u32 || !share::pays_for_deferring(frame.ifindex(), now) {
         return Reason::NotDeferred;
@@ -79,14 +80,15 @@ pub fn defer(frame: &Frame<'_>) -> Reason {
         return Reason::CopyFailed;
     };
     // SAFETY: a record begins like a deferred answer, and is longer.
-    let error = unsafe {
-        bpf_map_push_elem(
-            (&raw const DEFERRED).cast_mut().cast(),
-            scratch.cast(),
-            OLDEST_GOES,
-        )
-    };
-    if error != 0 {
+    let error = has_records
+        && unsafe {
+            bpf_map_push_elem(
+                (&raw const DEFERRED).cast_mut().cast(),
+                scratch.cast(),
+                OLDEST_GOES,
+            ) != 0
+        };
+    if error {
         return Reason::NotDeferred;
     }
     if !attempt::is_watched(frame) {

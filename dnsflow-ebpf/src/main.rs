@@ -151,21 +151,21 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
         Kind::Message => {
             let judged =
                 trust::from_resolver(frame, &found).and_then(|()| trust::answer(frame, &found));
-            // It has used up its query, if it answers one. That is all it is good for.
-            if let Some(reason) = found.empty() {
-                return Err(reason);
-            }
-            let asked = match judged {
-                Ok(asked) => Some(asked),
-                Err(Reason::NoRule) => {
-                    let deferred = capture::defer(frame);
-                    match filter::is_recorded(frame.ifindex()) {
+            // An answer without a record has used up its query, if it answers one. Of a name that a rule mentions,
+            // people ask about errors.
+            let empty = found.empty();
+            let asked = match (judged, empty) {
+                (Ok(asked), None) => Some(asked),
+                (Ok(Asked::Seen), Some(Reason::Rcode)) | (Err(Reason::NoRule), None) => {
+                    let deferred = capture::defer(frame, empty.is_none());
+                    match (empty, filter::is_recorded(frame.ifindex())) {
+                        (Some(reason), _) => return Err(reason),
                         // Nothing is to be done before the pod has it.
-                        true => None,
-                        false => return Err(deferred),
+                        (None, true) => None,
+                        (None, false) => return Err(deferred),
                     }
                 }
-                Err(reason) => return Err(reason),
+                (_, Some(reason)) | (Err(reason), None) => return Err(reason),
             };
             if found.is_first_fragment() {
                 fragments::expect(frame, &found)?;

@@ -31,7 +31,7 @@ pub mod fragments;
 pub(crate) mod opened;
 pub mod tcp;
 
-use std::{borrow::Cow, collections::hash_map::Entry, net::IpAddr, time::Duration};
+use std::{borrow::Cow, collections::hash_map::Entry, fmt, net::IpAddr, time::Duration};
 
 use hickory_proto::{
     op::{Header, MessageType, OpCode, Query, ResponseCode},
@@ -45,7 +45,7 @@ use hickory_proto::{
 use crate::{
     tools::table::HashMap,
     values::{
-        limits::DNS_MESSAGE_MIN,
+        limits::{DNS_MESSAGE_MIN, LEFT_OUT_NAMED_MAX},
         name::{DomainName, NameError},
     },
 };
@@ -118,12 +118,48 @@ impl QuestionType {
 }
 
 /// The one question of a message; its class is IN.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Question {
     /// The name, lower case.
     pub name: DomainName,
     /// The type.
     pub kind: QuestionType,
+}
+
+/// A response with an error.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Failure {
+    /// The question, which the response repeats.
+    pub question: Question,
+    /// The response code (IANA, "DNS RCODEs").
+    pub code: u16,
+}
+
+impl Failure {
+    /// Reads one. `None`: the message is no error, or no response.
+    pub fn read(message: &[u8]) -> Option<Self> {
+        let (response, code) = Response::parse(message.into(), true).ok()?;
+        (code != ResponseCode::NoError).then(|| Self {
+            question: response.question,
+            code: code.into(),
+        })
+    }
+
+    /// Whether it holds for every type of question (RFC 8020).
+    pub fn is_for_all_types(&self) -> bool {
+        self.code == u16::from(ResponseCode::NXDomain)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.code {
+            2 => f.write_str("SERVFAIL"),
+            3 => f.write_str("NXDOMAIN"),
+            5 => f.write_str("REFUSED"),
+            code => write!(f, "response code {code}"),
+        }
+    }
 }
 
 /// A response whose question is decoded, and no record.
@@ -162,6 +198,8 @@ pub struct Answer {
     pub addresses: Vec<(IpAddr, Duration)>,
     /// Upper bound for the number of addresses behind the limit: they are counted, and not compared.
     pub left_out: usize,
+    /// The first of these, for people who ask: at most [`LEFT_OUT_NAMED_MAX`].
+    pub beyond: Vec<IpAddr>,
 }
 
 /// Why a message is no usable answer.
@@ -215,13 +253,18 @@ impl<'a> Response<'a> {
     /// Decodes header and question of a DNS response: the payload of a UDP datagram, or one message of
     /// a TCP stream without its length.
     pub fn read(message: impl Into<Cow<'a, [u8]>>) -> Result<Self, DnsError> {
-        let message = message.into();
+        let (response, _) = Self::parse(message.into(), false)?;
+        Ok(response)
+    }
+
+    /// The same, with its code; that of an error as well, if it `may_fail`.
+    fn parse(message: Cow<'a, [u8]>, may_fail: bool) -> Result<(Self, ResponseCode), DnsError> {
         let mut decoder = BinDecoder::new(&message);
         let header = Header::read(&mut decoder)?;
         if header.message_type != MessageType::Response || header.op_code != OpCode::Query {
             return Err(DnsError::NotAResponse);
         }
-        if header.response_code != ResponseCode::NoError {
+        if header.response_code != ResponseCode::NoError && !may_fail {
             return Err(DnsError::ErrorResponse);
         }
         if header.counts.queries != 1 {
@@ -237,7 +280,7 @@ impl<'a> Response<'a> {
         let asked = domain_name(&question.name)?;
         let name = host_name(&question.name, &asked, kind)?;
         let start = decoder.index();
-        Ok(Self {
+        let response = Self {
             message,
             id: header.id,
             question: Question { name: asked, kind },
@@ -247,7 +290,8 @@ impl<'a> Response<'a> {
             start,
             octets,
             is_truncated: header.truncation,
-        })
+        };
+        Ok((response, header.response_code))
     }
 
     /// Every address in the Answer section, for a name that a rule denies: a client may use the address whatever the
@@ -269,6 +313,7 @@ impl<'a> Response<'a> {
             name: self.name.clone(),
             addresses: found.addresses,
             left_out: found.left_out,
+            beyond: found.beyond,
         }
     }
 
@@ -293,6 +338,7 @@ impl<'a> Response<'a> {
         let Found {
             addresses,
             left_out,
+            beyond,
             ..
         } = found;
         Ok(Answer {
@@ -301,6 +347,7 @@ impl<'a> Response<'a> {
             name: self.name,
             addresses,
             left_out,
+            beyond,
         })
     }
 
@@ -523,6 +570,7 @@ struct Found {
     places: HashMap<IpAddr, usize>,
     most: usize,
     left_out: usize,
+    beyond: Vec<IpAddr>,
 }
 
 impl Found {
@@ -532,6 +580,7 @@ impl Found {
             places: HashMap::default(),
             most,
             left_out: 0,
+            beyond: Vec::new(),
         }
     }
 
@@ -640,7 +689,12 @@ impl Found {
                     .into_iter()
                     .for_each(|(_, known)| *known = ttl.min(*known));
             }
-            Entry::Vacant(_) if next >= self.most => self.left_out += 1,
+            Entry::Vacant(_) if next >= self.most => {
+                self.left_out += 1;
+                if self.beyond.len() < LEFT_OUT_NAMED_MAX {
+                    self.beyond.push(address);
+                }
+            }
             Entry::Vacant(new) => {
                 new.insert(next);
                 self.addresses.push((address, ttl));

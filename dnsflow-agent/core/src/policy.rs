@@ -246,6 +246,11 @@ impl Policy {
         self.firewalls.came_at(namespace)
     }
 
+    /// When the rules that OVN enforces for a namespace with pods here may last have become others.
+    pub(crate) fn changed_at(&self, namespace: &str) -> Option<Timestamp> {
+        Some(self.locals.get(namespace)?.changed_at)
+    }
+
     /// Whether the flows of a namespace's rules are planned, and not installed: by the option, or by the
     /// annotation of the EgressFirewall.
     pub(crate) fn is_dry_run(&self, namespace: &str) -> bool {
@@ -334,7 +339,11 @@ impl Policy {
                 if known.is_none() {
                     self.firewalls.entered(namespace, now);
                 }
-                self.pair_local(namespace, known, &firewall, rows)
+                let changes = self.pair_local(namespace, known, &firewall, rows);
+                if let Some(local) = self.locals.get_mut(namespace) {
+                    local.changed_at = now;
+                }
+                changes
             }
             // No row matters where there is no pod.
             None if known.is_none() && !rows.is_empty() => BTreeMap::new(),

@@ -177,6 +177,34 @@ fn an_answer_that_no_rule_mentions_is_told_of_where_attempts_are() {
     }
 }
 
+/// People ask why a name that a rule mentions has no address. No rule is waited for: nothing is deferred.
+#[test]
+fn an_error_is_told_of_where_a_rule_mentions_its_name() {
+    let Some(mut program) = watched() else {
+        return;
+    };
+    for (mentioned, expected) in [("example.com", 1), ("example.net", 0)] {
+        program.filter(1, &[mentioned]);
+        let mut failed = answer();
+        failed.payload[3] |= 3;
+        failed.payload[7] = 0;
+        program.ask(&query_of(&answer()).build());
+        assert_eq!(program.run_once(&failed.build()).0, Reason::Rcode);
+        assert_eq!(
+            told(&mut program.capture.aside),
+            (vec![], expected),
+            "{mentioned}"
+        );
+    }
+    let mut deferred = 0;
+    let replayed = program.capture.deferred.replay(|_| {
+        deferred += 1;
+        false
+    });
+    replayed.expect("read");
+    assert_eq!(deferred, 0);
+}
+
 #[test]
 fn an_answer_without_room_beside_the_attempts_is_counted() {
     let Some(mut program) = load(&unshared()) else {

@@ -829,15 +829,16 @@ fn a_remedy_lets_the_connection_pass() {
         "denied.example.com. 30 IN A 203.0.113.4",
         "cdn.example.org. 30 IN A 203.0.113.6",
         "limit.example.com. 30 IN A 203.0.113.1",
+        "aa.example.org. 30 IN A 203.0.113.5",
+        "zz.example.org. 30 IN A 203.0.113.5",
     ])
     .expect("the server starts");
     let limited = ["--max-addresses-per-name=1"];
     let agent = lab.start_agent(&limited).expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
     // Names that no rule mentions, and servers that are not trusted, come to the agent beside the others.
-    let remedy = |address: &str, begins: &[&str]| {
-        let target = format!("{address}:80");
-        let arguments = ["explain", "ns1/pod1", &target, "-o", "json"];
+    let remedy = |target: &str, address: &str, begins: &[&str]| {
+        let arguments = ["explain", "ns1/pod1", target, "-o", "json"];
         let (mut remedy, mut text) = (String::new(), String::new());
         wait_until("a remedy", PATIENT, || {
             text = ask(&lab, &arguments).0;
@@ -870,11 +871,22 @@ fn a_remedy_lets_the_connection_pass() {
     ] {
         set(&rules);
         pod.resolve(name).expect("the name is known");
-        let remedy = remedy(address, &["move", "add", "allow"]);
+        let remedy = remedy(&format!("{address}:80"), address, &["move", "add", "allow"]);
         is_blocked(address);
         set(&applied(rules.clone(), &remedy));
         passes(address, &remedy, &|| pod.resolve(name).map(|_| ()));
     }
+    set(&rules);
+
+    // Two names of an address: the remedy is for the one that is asked about, and the pod asks for this one alone.
+    for name in ["aa.example.org", "zz.example.org"] {
+        pod.resolve(name).expect("the name is known");
+    }
+    let (name, address) = ("aa.example.org", "203.0.113.5");
+    let by_name = remedy(&format!("{name}:80"), address, &["allow"]);
+    is_blocked(address);
+    set(&applied(rules.clone(), &by_name));
+    passes(address, &by_name, &|| pod.resolve(name).map(|_| ()));
     set(&rules);
 
     // A second address of a name is one too many, and the pod asks a server that is not trusted.
@@ -886,7 +898,7 @@ fn a_remedy_lets_the_connection_pass() {
     let addresses = ["203.0.113.1", "203.0.113.2"];
     let is_limited = |address: &&str| explain(&lab, "ns1/pod1", address).1 == "limit_reached";
     let refused = addresses.into_iter().find(is_limited).expect("one of them");
-    let raise = remedy(refused, &["raise"]);
+    let raise = remedy(&format!("{refused}:80"), refused, &["raise"]);
     assert_eq!(raise, "raise --max-addresses-per-name, now 1");
     is_blocked(refused);
     lab.serve_liar("ns1_pod2", 53).expect("it listens");
@@ -896,17 +908,96 @@ fn a_remedy_lets_the_connection_pass() {
         assert_eq!(told, [Ipv4Addr::new(203, 0, 113, 7)]);
         Ok(())
     };
-    resolve().expect("an answer");
-    let trust = remedy(elsewhere, &["trust"]);
+    // Trust is for all pods: it is no remedy, but a hint, for a minute.
+    let mut trust = String::new();
+    wait_until("a hint", PATIENT, || {
+        resolve()?;
+        let target = format!("{elsewhere}:80");
+        let (text, _) = ask(&lab, &["explain", "ns1/pod1", &target, "-o", "json"]);
+        let explained: Value = serde_json::from_str(&text)?;
+        assert_eq!(
+            explained[0]["addresses"][0]["remedy"],
+            Value::Null,
+            "{text}"
+        );
+        let hints = explained[0]["hints"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let mut hints = hints.iter().filter_map(Value::as_str);
+        let hint = hints.find(|hint| hint.starts_with("the pod asked"));
+        trust = hint.unwrap_or_default().to_owned();
+        Ok(hint.is_some())
+    })
+    .expect("there is one");
     is_blocked(elsewhere);
     agent.terminate().expect("it stops");
 
     lab.serve_dns(&[&*format!("{name}. 30 IN A {refused}")])
         .expect("the server starts");
     let mut options = vec!["--max-addresses-per-name=2"];
-    let (_, resolver) = trust.split_once(": ").expect("an option");
+    let (_, resolver) = trust.split_once("may trust it, ").expect("an option");
     options.extend(resolver.split(' '));
     let _agent = lab.start_agent(&options).expect("the agent is ready");
     passes(refused, &raise, &|| pod.resolve(name).map(|_| ()));
     passes(elsewhere, &trust, &resolve);
+}
+
+/// The pod has asked, and what it got decides: no address, or the address of another name.
+#[test]
+fn what_a_pod_was_told_for_a_name_decides() {
+    let lab = lab!("control-asked", agent);
+    let rules = vec![
+        RuleSpec::allow_name("example.com"),
+        RuleSpec::deny("0.0.0.0/0").expect("a CIDR"),
+    ];
+    let set = |rules: &[RuleSpec]| {
+        let written = lab.set_firewall("ns1", rules);
+        written.expect("the rows are written");
+    };
+    set(&rules);
+    // The zone of a search domain has a wildcard.
+    let wildcard = "*.corp.example.net. 30 IN A 203.0.113.6";
+    lab.serve_dns(&[wildcard]).expect("the server starts");
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    let comes_to_be = |target: &str, expected: (i32, &str), ask_again: &dyn Fn()| {
+        let mut said = (None, String::new());
+        wait_until("the explanation", PATIENT, || {
+            ask_again();
+            said = explain(&lab, "ns1/pod1", target);
+            Ok((said.0, &*said.1) == (Some(expected.0), expected.1))
+        })
+        .unwrap_or_else(|error| panic!("{target}: {error}: {said:?}"));
+    };
+    let missing = "missing.example.com";
+    let target = format!("{missing}:80");
+    let not_yet = (Some(0), "not_resolved".to_owned());
+    assert_eq!(explain(&lab, "ns1/pod1", &target), not_yet);
+    comes_to_be(&target, (3, "answered_with_error"), &|| {
+        // There is no such name.
+        let _ = pod.resolve(missing);
+    });
+    lab.serve_dns(&[wildcard, "missing.example.com. 30 IN A 203.0.113.2"])
+        .expect("the server starts");
+    pod.resolve(missing).expect("the name is known");
+    comes_to_be(&target, (0, "allowed_by_name"), &|| {});
+    assert!(fetches(&lab, "ns1_pod1", "http://203.0.113.2/", PATIENT));
+
+    let told = "www.example.com.corp.example.net";
+    pod.resolve(told).expect("the name is known");
+    let target = "www.example.com:80";
+    comes_to_be(target, (3, "denied_by_rule"), &|| {});
+    assert!(!fetches(&lab, "ns1_pod1", "http://203.0.113.6/", BLOCKED));
+    let (text, _) = ask(&lab, &["explain", "ns1/pod1", target, "-o", "json"]);
+    let explained: Value = serde_json::from_str(&text).expect("a list");
+    let remedy = explained[0]["addresses"][0]["remedy"].as_str();
+    let remedy = remedy.expect("a remedy");
+    set(&applied(rules, remedy));
+    wait_until("the connection", PATIENT, || {
+        pod.resolve(told)?;
+        Ok(fetches(&lab, "ns1_pod1", "http://203.0.113.6/", BLOCKED))
+    })
+    .unwrap_or_else(|error| panic!("{remedy}: {error}"));
+    comes_to_be(target, (0, "allowed_by_name"), &|| {});
 }

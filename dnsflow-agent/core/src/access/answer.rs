@@ -467,10 +467,25 @@ impl Access<'_> {
             let max = self.budget.per_second();
             self.limit_reached(asker, Limit::FlowChanges, max, out);
         }
-        let Answer { name, left_out, .. } = &reading.answer;
+        let Answer {
+            name,
+            left_out,
+            beyond,
+            ..
+        } = &reading.answer;
         if *left_out > 0 {
             out.counters.addresses_refused += *left_out as u64;
             let limit = Limit::AddressesOfName(name.clone());
+            let ports = reading.recipients.0.iter().map(|recipient| recipient.port);
+            for (port, address) in ports.flat_map(|port| beyond.iter().map(move |one| (port, *one)))
+            {
+                // Open are those that an earlier answer had in front.
+                if self.cache.entry(port, address).is_none() {
+                    let limit = limit.clone();
+                    self.cache
+                        .leave_out((port, address), name, limit, out.now());
+                }
+            }
             let whose = |port| whose(self.ports, self.policy, port);
             self.cache.limit_reached(asker, limit, &whose, out);
         }

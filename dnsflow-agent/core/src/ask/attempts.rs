@@ -6,14 +6,18 @@
 //!
 //! [`View::judge_attempt`]: crate::ask::view::View::judge_attempt
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    net::IpAddr,
+};
 
 use dnsflow_common::walk::{self, Packet, Ports, ServerPorts as _};
 
 use crate::{
     Timestamp,
-    dns::Response,
-    io::input::Frame,
+    dns::{Failure, Question, Response},
+    io::{input::Frame, report::Denied},
     tools::{
         rate::{Account, Rate},
         recent::{Limits, OfInterface, Recent},
@@ -23,8 +27,9 @@ use crate::{
         flow::Transport,
         limits::{
             ASKED_SERVERS, ASKED_SERVERS_PER_INTERFACE, DENIAL_REPORT_AGAIN,
-            DENIAL_REPORT_BURST_TIME, DENIAL_REPORT_INTERVAL, HEARD_NAMES_PER_ADDRESS_MAX,
-            HEARD_TIME, PLACES, PLACES_PER_INTERFACE,
+            DENIAL_REPORT_BURST_TIME, DENIAL_REPORT_INTERVAL, FAILED_ANSWERS,
+            FAILED_ANSWERS_PER_INTERFACE, HEARD_NAMES_PER_ADDRESS_MAX, HEARD_TIME, PLACES,
+            PLACES_PER_INTERFACE,
         },
         name::DomainName,
         resolver::Resolver,
@@ -64,6 +69,32 @@ pub struct AskedServer {
     pub at: Timestamp,
 }
 
+/// An error that a trusted DNS server has answered.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct FailedAnswer {
+    /// The interface index of the pod.
+    pub ifindex: u32,
+    /// The question, and the error.
+    pub failure: Failure,
+    /// When the kernel saw the answer.
+    pub at: Timestamp,
+    /// Who has answered.
+    pub resolver: Resolver,
+}
+
+/// A question of a pod.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct Questioned {
+    ifindex: u32,
+    question: Question,
+}
+
+impl OfInterface for Questioned {
+    fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+}
+
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 struct Place<T> {
     ifindex: u32,
@@ -90,13 +121,21 @@ const LIMITS_OF_SERVERS: Limits = Limits {
     ..LIMITS
 };
 
+const LIMITS_OF_FAILED: Limits = Limits {
+    entries: FAILED_ANSWERS,
+    per_interface: FAILED_ANSWERS_PER_INTERFACE,
+    ..LIMITS
+};
+
 /// The latest attempts of the pods, and the names for them.
 #[derive(Debug)]
 pub struct Attempts {
     dns_ports: Ports,
     heard: Recent<Place<()>, Vec<Heard>>,
-    reported: Recent<Place<Transport>, Timestamp>,
+    /// When a denied attempt was reported, and the decision.
+    reported: Recent<Place<Transport>, (Timestamp, u64)>,
     servers: Recent<Place<Transport>, Timestamp>,
+    failed: Recent<Questioned, FailedAnswer>,
     accounts: BTreeMap<u32, Account>,
     left_out: u64,
 }
@@ -111,20 +150,45 @@ impl Attempts {
             heard: Recent::new(LIMITS),
             reported: Recent::new(LIMITS),
             servers: Recent::new(LIMITS_OF_SERVERS),
+            failed: Recent::new(LIMITS_OF_FAILED),
             accounts: BTreeMap::new(),
             left_out: 0,
         }
     }
 
-    /// Remembers the addresses of an answer that no rule mentions. The kernel has checked that the pod
-    /// asked a DNS server that is trusted. A message that is no usable answer is left out.
+    /// Remembers the addresses of an answer that no rule mentions, and an error of a name that a rule mentions. The
+    /// kernel has checked that the pod asked a DNS server that is trusted. A message that is no usable answer is left
+    /// out.
     pub fn hear(&mut self, frame: Frame<'_>, now: Timestamp) {
-        let Ok(Packet::UdpAnswer(found)) = walk::from_server(&frame.bytes, &self.dns_ports) else {
+        let found = walk::from_server_or_empty(&frame.bytes, &self.dns_ports);
+        let Ok((Packet::UdpAnswer(found), empty)) = found else {
             return;
         };
         let source = found.ip.addresses(&frame.bytes);
-        let response = found.payload_of(frame.bytes).map(Response::read);
-        let (Some(source), Some(Ok(response))) = (source, response) else {
+        let Some((source, payload)) = source.zip(found.payload_of(frame.bytes)) else {
+            return;
+        };
+        let resolver = Resolver {
+            address: source.src,
+            port: found.src_port,
+        };
+        if empty.is_some() {
+            if let Some(failure) = Failure::read(payload) {
+                let key = Questioned {
+                    ifindex: frame.ifindex,
+                    question: failure.question.clone(),
+                };
+                let failed = FailedAnswer {
+                    ifindex: frame.ifindex,
+                    failure,
+                    at: frame.captured_at,
+                    resolver,
+                };
+                self.failed.insert(key, failed, now);
+            }
+            return;
+        }
+        let Ok(response) = Response::read(payload) else {
             return;
         };
         let Ok(answer) = response.answer(PLACES_PER_INTERFACE) else {
@@ -139,10 +203,7 @@ impl Attempts {
             let heard = Heard {
                 name: answer.name.clone(),
                 at: frame.captured_at,
-                resolver: Resolver {
-                    address: source.src,
-                    port: found.src_port,
-                },
+                resolver,
             };
             match self.heard.use_entry(&place, now) {
                 Some(names) => {
@@ -173,9 +234,16 @@ impl Attempts {
         self.heard_where(|place, _| place.address == address)
     }
 
-    /// The addresses to which a name led pods, the newest first.
+    /// The addresses to which a name led pods, or the name with a search domain behind it, the newest first.
     pub fn heard_of(&self, name: &DomainName) -> Vec<HeardAt> {
-        self.heard_where(|_, heard| heard.name == *name)
+        self.heard_where(|_, heard| heard.name.wire().starts_with(name.wire()))
+    }
+
+    /// The errors that answered questions for a name.
+    pub fn failed_for(&self, name: &DomainName) -> Vec<FailedAnswer> {
+        let failed = self.failed.iter();
+        let of_name = failed.filter(|(asked, _)| asked.question.name == *name);
+        of_name.map(|(_, failed)| failed.clone()).collect()
     }
 
     fn heard_where(&self, is_it: impl Fn(&Place<()>, &Heard) -> bool) -> Vec<HeardAt> {
@@ -226,15 +294,27 @@ impl Attempts {
         of_pod
     }
 
-    /// Whether to report that an attempt is denied: it was not reported lately, and the pod has not led
-    /// to too many reports. In the second case, it is counted.
-    pub fn is_news(&mut self, attempt: &Attempt, now: Timestamp) -> bool {
+    /// Whether to report a denied attempt: the same was not reported lately, and the pod has not led to too many reports.
+    /// In the second case, it is counted. After an edit, another reason or another rule is news.
+    pub fn is_news(&mut self, denied: &Denied, now: Timestamp) -> bool {
+        let Denied {
+            attempt,
+            reason,
+            rule,
+            rule_text,
+            ..
+        } = denied;
         let place = Place {
             ifindex: attempt.ifindex,
             address: attempt.address,
             transport: attempt.transport(),
         };
-        let lately = |at: &mut Timestamp| now.since(*at) < DENIAL_REPORT_AGAIN;
+        let mut decision = DefaultHasher::new();
+        (reason, rule, rule_text).hash(&mut decision);
+        let decision = decision.finish();
+        let lately = |(at, known): &mut (Timestamp, u64)| {
+            now.since(*at) < DENIAL_REPORT_AGAIN && *known == decision
+        };
         if self.reported.get_mut(&place).is_some_and(lately) {
             return false;
         }
@@ -244,7 +324,7 @@ impl Attempts {
             return false;
         }
         account.spend(1, RATE, now);
-        self.reported.insert(place, now, now);
+        self.reported.insert(place, (now, decision), now);
         true
     }
 
@@ -259,6 +339,7 @@ impl Attempts {
         let (heard, reported) = (before(HEARD_TIME), before(DENIAL_REPORT_AGAIN));
         while self.heard.pop_unused_since(heard).is_some() {}
         while self.servers.pop_unused_since(heard).is_some() {}
+        while self.failed.pop_unused_since(heard).is_some() {}
         while self.reported.pop_unused_since(reported).is_some() {}
         self.accounts.retain(|_, account| !account.is_full(now));
     }

@@ -37,8 +37,10 @@ pub(crate) struct EndedName {
 pub(crate) struct EndedNames(VecDeque<EndedName>);
 
 impl EndedNames {
-    /// Adds one; the oldest gives way.
+    /// Adds one in place of what is known of its name and address; the oldest gives way.
     pub(crate) fn push(&mut self, ended: EndedName) {
+        self.0
+            .retain(|known| (known.address, &known.name) != (ended.address, &ended.name));
         if self.0.len() == ENDED_NAMES_MAX {
             self.0.pop_front();
         }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use crate::{
+    Timestamp,
     policy::rules::{NamePattern, NotTakenOver, Problem, differing, pairing::Pairing},
     values::{
         firewall::{Destination, Firewall, Floor, Rule, RuleAction},
@@ -23,6 +24,8 @@ pub(super) struct Local {
     pub(super) pairing: Pairing,
     /// Another one, also than that of any other namespace, when the rules may be others.
     pub(super) version: u64,
+    /// When that was.
+    pub(super) changed_at: Timestamp,
     /// The EgressFirewalls that `differing` and `other_names` were found for: the one that OVN enforces, the latest,
     /// and those in between.
     compared: Vec<Arc<[Rule]>>,

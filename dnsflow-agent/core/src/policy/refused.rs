@@ -382,6 +382,8 @@ pub struct Refusals {
     denied: Networks,
     private: bool,
     cluster: Networks,
+    /// Those of them that are given: [`OVN_KUBERNETES_NETWORKS`] are not left out of a rule.
+    given: Networks,
     translation: Translation,
     learned: Learned,
 }
@@ -410,6 +412,7 @@ impl Refusals {
             denied: Networks::new(networks),
             private: denied.contains(&DeniedNetwork::Private),
             cluster: Networks::new(OVN_KUBERNETES_NETWORKS.iter().chain(cluster).copied()),
+            given: Networks::new(cluster.iter().copied()),
             translation: Translation {
                 prefixes: nat64.into(),
             },
@@ -568,7 +571,9 @@ impl Refusals {
     /// ovn-kubernetes leaves the cluster's networks out of its rules, and rewrites a Service's address before
     /// it comes to them. An address that no Service has comes to them as it is. So do addresses of the default network
     /// on a user-defined one, also those of the Services that its pods may use
-    /// (go-controller/pkg/ovn/controller/services/services_controller.go, `configureUDNEnabledServiceRoute`).
+    /// (go-controller/pkg/ovn/controller/services/services_controller.go, `configureUDNEnabledServiceRoute`). The
+    /// networks of [`OVN_KUBERNETES_NETWORKS`] come to the rules, too: these leave out the subnets of pods alone
+    /// (`generateMatch` in go-controller/pkg/ovn/egressfirewall.go).
     fn is_inside(&self, address: IpAddr, whose: Whose<'_>) -> bool {
         let Learned {
             pods,
@@ -587,8 +592,7 @@ impl Refusals {
             pods.is_some_and(|pods| pods.contains(address))
                 || services.contains(&(address, concerned))
         };
-        // The DNS cache has an address of the masquerade network, which no rule leaves out.
-        let is_of_cluster = self.cluster.contains(address) && !dns_cache.contains(&address);
+        let is_of_cluster = self.given.contains(address) && !dns_cache.contains(&address);
         let is_on_default = whose.network.is_none();
         let mut concerned = whose.concerned();
         is_of_cluster

@@ -178,6 +178,8 @@ pub const CLUSTER_NETWORKS_MAX: usize = 4096;
 pub const REFUSALS_REPORTED_MAX: usize = 64;
 /// Names of one pod that are remembered after they have ended, for people who ask.
 pub const ENDED_NAMES_MAX: usize = 64;
+/// Of the addresses of one answer that a limit has left out, so many are remembered with those names.
+pub const LEFT_OUT_NAMED_MAX: usize = ENDED_NAMES_MAX / 2;
 /// Reached limits of one pod that are remembered as reported; with more, each is reported again.
 pub const LIMITS_REPORTED_MAX: usize = 64;
 /// Reports that answers to one pod cause, and those of flows that the switch refuses, are given out this often …
@@ -384,6 +386,13 @@ pub const HEARD_TIME: Duration = Duration::from_secs(3600);
 pub const ASKED_SERVERS_PER_INTERFACE: usize = 16;
 /// … and of all of them.
 pub const ASKED_SERVERS: usize = 4096;
+/// Errors of names that a rule mentions, which are remembered for people who ask: of one interface …
+pub const FAILED_ANSWERS_PER_INTERFACE: usize = 64;
+/// … and of all of them. They take about two megabytes.
+pub const FAILED_ANSWERS: usize = 4096;
+/// An explanation names a DNS server that is not trusted for this long after the pod has asked it: pods resolve a name just before they
+/// connect.
+pub const UNTRUSTED_ASKED_MAX: Duration = Duration::from_secs(60);
 /// Places where pods have connected to, or have tried to, which are remembered for people who ask: of one
 /// interface …
 pub const HISTORY_PER_INTERFACE: usize = 512;

@@ -36,7 +36,7 @@ impl Verdict {
 }
 
 /// Why: a stable code.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// The namespace has no EgressFirewall.
@@ -59,6 +59,8 @@ pub enum Reason {
     NotResolved,
     /// The same, and the pod has asked a trusted DNS server, which has not answered.
     NotAnswered,
+    /// The same, and the answer was an error: NXDOMAIN, SERVFAIL, REFUSED or another.
+    AnsweredWithError,
     /// The pod was told the address, and the time of the answer is over.
     Expired,
     /// The pod was told the address, and a limit has left no room for it.
@@ -132,9 +134,11 @@ impl Reason {
             Self::DeniedByRule | Self::DeniedByEarlierRule | Self::WrongPort => {
                 DenialReason::ByRule
             }
-            Self::NotResolved | Self::NotAnswered | Self::Expired | Self::ToldToOtherPod => {
-                DenialReason::NotAsked
-            }
+            Self::NotResolved
+            | Self::NotAnswered
+            | Self::AnsweredWithError
+            | Self::Expired
+            | Self::ToldToOtherPod => DenialReason::NotAsked,
             Self::AddressRefused => DenialReason::Refused,
             Self::DryRun => DenialReason::DryRun,
             Self::NoFirewall

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::{
     testing::{answer_frame, frame},
-    values::flow::Protocol,
+    values::{flow::Protocol, verdict::Reason},
 };
 
 const IFINDEX: u32 = 7;
@@ -19,6 +19,22 @@ fn attempt(ifindex: u32, last: u8) -> Attempt {
         address: [203, 0, 113, last].into(),
         port: 443,
         at: at(0),
+    }
+}
+
+/// The report that an attempt is denied, by this rule.
+fn denied(attempt: Attempt, rule: u32) -> Denied {
+    Denied {
+        namespace: "ns1".into(),
+        port: "ns1_p1".into(),
+        attempt,
+        names: vec![],
+        names_left_out: 0,
+        reason: Reason::DeniedByRule,
+        rule: Some(rule),
+        rule_text: "Deny cidrSelector: 0.0.0.0/0".into(),
+        text: String::new(),
+        remedy: None,
     }
 }
 
@@ -83,6 +99,36 @@ fn servers_of_dns_are_remembered() {
 }
 
 #[test]
+fn errors_are_remembered() {
+    let mut attempts = Attempts::new(Ports::DNS);
+    let name: DomainName = "a.test".parse().expect("a name");
+    let hear = |attempts: &mut Attempts, ifindex, name: &str, code: u8, when| {
+        let mut bytes = answer_frame(name, &[], 60);
+        bytes[45] |= code;
+        attempts.hear(frame(ifindex, at(when), &bytes), at(when));
+    };
+    // Without a record, it is none.
+    hear(&mut attempts, IFINDEX, "a.test", 0, 0);
+    assert_eq!(attempts.failed_for(&name), []);
+    hear(&mut attempts, IFINDEX, "a.test", 3, 1);
+    hear(&mut attempts, IFINDEX, "a.test", 2, 2);
+    hear(&mut attempts, 8, "b.test", 3, 3);
+    let failed = attempts.failed_for(&name);
+    let [failed] = &failed[..] else {
+        panic!("{failed:?}")
+    };
+    assert_eq!((failed.ifindex, failed.at), (IFINDEX, at(2)));
+    assert_eq!(failed.failure.to_string(), "SERVFAIL");
+    assert_eq!(failed.resolver.to_string(), "10.96.0.10:53");
+    for many in 0..2 * FAILED_ANSWERS_PER_INTERFACE {
+        hear(&mut attempts, 8, &format!("c{many}.test"), 3, 4);
+    }
+    assert_eq!(attempts.failed.len(), FAILED_ANSWERS_PER_INTERFACE + 1);
+    attempts.forget_old(at(3) + HEARD_TIME);
+    assert_eq!(attempts.failed_for(&name), []);
+}
+
+#[test]
 fn what_a_pod_is_told_pushes_out_only_its_own() {
     let mut attempts = Attempts::new(Ports::DNS);
     hear(&mut attempts, 8, "other.test", [203, 0, 113, 1], at(0));
@@ -116,33 +162,41 @@ fn bytes_that_are_no_answer_tell_nothing() {
 #[test]
 fn a_place_is_news_once_a_minute() {
     let mut attempts = Attempts::new(Ports::DNS);
-    let (one, other) = (attempt(IFINDEX, 1), attempt(8, 1));
+    let one = attempt(IFINDEX, 1);
     let udp = Attempt {
         protocol: Protocol::Udp,
         ..one
     };
+    let [one, other, udp] = [one, attempt(8, 1), udp].map(|attempt| denied(attempt, 0));
     assert!(
-        [one, other, udp]
-            .iter()
+        [&one, &other, &udp]
+            .into_iter()
             .all(|it| attempts.is_news(it, at(0)))
     );
     assert!(!attempts.is_news(&one, at(59)));
     attempts.forget_old(at(59));
     assert!(!attempts.is_news(&one, at(59)));
     assert!(attempts.is_news(&one, at(60)));
+    // An edit has another rule deny it.
+    let edited = denied(one.attempt, 1);
+    assert!(attempts.is_news(&edited, at(61)) && !attempts.is_news(&edited, at(62)));
     assert_eq!(attempts.left_out(), 0);
 }
 
 #[test]
 fn a_pod_that_is_denied_much_is_not_all_that_is_reported() {
     let mut attempts = Attempts::new(Ports::DNS);
-    let news = (0..=255).filter(|last| attempts.is_news(&attempt(IFINDEX, *last), at(0)));
+    let news =
+        (0..=255).filter(|last| attempts.is_news(&denied(attempt(IFINDEX, *last), 0), at(0)));
     assert_eq!(news.count(), 32);
     assert_eq!(attempts.left_out(), 256 - 32);
-    assert!(attempts.is_news(&attempt(8, 0), at(0)), "another pod");
+    assert!(
+        attempts.is_news(&denied(attempt(8, 0), 0), at(0)),
+        "another pod"
+    );
     let later = at(0) + Duration::from_secs(2);
-    assert!(attempts.is_news(&attempt(IFINDEX, 255), later));
-    assert!(!attempts.is_news(&attempt(IFINDEX, 254), later));
+    assert!(attempts.is_news(&denied(attempt(IFINDEX, 255), 0), later));
+    assert!(!attempts.is_news(&denied(attempt(IFINDEX, 254), 0), later));
     // Accounts go when they are full again.
     attempts.forget_old(later);
     assert_eq!(attempts.accounts.len(), 1);

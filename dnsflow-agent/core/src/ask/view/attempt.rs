@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Judged {
     /// No EgressFirewall of which the agent knows all is asked about it: the destination is in the cluster
-    /// or on the link, a rule by node may match, or not everything was read yet.
+    /// or on the link, a rule by node may match, not everything was read yet, or the rules have changed since.
     NotJudged,
     /// It is allowed.
     Allowed(Box<Tried>),
@@ -33,7 +33,7 @@ pub enum Judged {
 
 /// The newest names that lead a pod to an address, in order, and the number of all.
 #[derive(Debug, Default)]
-struct Newest<'a> {
+pub(super) struct Newest<'a> {
     /// How long ago each was told, and by whom, where that is known.
     names: Vec<(Duration, &'a DomainName, Option<Resolver>)>,
     count: usize,
@@ -55,7 +55,12 @@ impl<'a> Newest<'a> {
         }
     }
 
-    /// The newest names, for a report.
+    /// The newest names.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'a DomainName> {
+        self.names.iter().map(|(_, name, _)| *name)
+    }
+
+    /// The same, for a report.
     fn told(&self) -> Vec<ToldName> {
         let told = self.names.iter().map(|(ago, name, resolver)| ToldName {
             name: (*name).clone(),
@@ -79,12 +84,23 @@ impl View<'_> {
         let Some(namespace) = self.policy.namespace_of_names(row) else {
             return Judged::NotJudged;
         };
-        let mut unmentioned = heard
-            .iter()
-            .filter(|heard| self.is_unmentioned(port, heard));
+        // Other rules were in force then.
+        if self
+            .policy
+            .changed_at(namespace)
+            .is_some_and(|changed_at| attempt.at < changed_at)
+        {
+            return Judged::NotJudged;
+        }
+        let newest = self.newest(id, address, heard, now);
+        let entry = self.cache.entry(id, address);
+        let is_told = |name| entry.is_some_and(|entry| entry.names.until(name).is_some());
+        let names = newest.names();
+        let names = names.filter(|name| is_told(name) || self.is_unmentioned(port, name));
+        let names: Vec<&DomainName> = names.collect();
         let asked = Asked {
             address: Some(address),
-            name: unmentioned.next().map(|heard| &heard.name),
+            names: &names,
             transport: Some(attempt.transport()),
             ..Asked::default()
         };
@@ -104,16 +120,11 @@ impl View<'_> {
             return Judged::NotJudged;
         }
         let is_allowed = ruling.verdict == Verdict::Allowed;
-        let names = self.newest(id, address, heard, now);
         let tried = Box::new(Tried {
             namespace: namespace.to_owned(),
             port: row.iface_id.clone(),
             attempt: *attempt,
-            names: names
-                .names
-                .iter()
-                .map(|(_, name, _)| (*name).clone())
-                .collect(),
+            names: newest.names().cloned().collect(),
             verdict: match is_allowed {
                 true => Verdict::Allowed,
                 false => Verdict::Blocked,
@@ -136,8 +147,8 @@ impl View<'_> {
             namespace: tried.namespace.clone(),
             port: tried.port.clone(),
             attempt: *attempt,
-            names: names.told(),
-            names_left_out: names.count - names.names.len(),
+            names: newest.told(),
+            names_left_out: newest.count - newest.names.len(),
             reason: ruling.reason,
             rule: ruling.rule,
             rule_text: rule.map(rule_text).unwrap_or_default(),
@@ -148,11 +159,11 @@ impl View<'_> {
     }
 
     /// The newest names of an address of a port, with those that were heard of.
-    fn newest<'a>(
+    pub(super) fn newest<'a>(
         &'a self,
         id: PortId,
         address: IpAddr,
-        heard: &'a [Heard],
+        heard: impl IntoIterator<Item = &'a Heard>,
         now: Timestamp,
     ) -> Newest<'a> {
         let known = self.cache.entry(id, address).map(|entry| &entry.names);
@@ -171,8 +182,8 @@ impl View<'_> {
     }
 
     /// Whether a name counts that was heard of. Of one that a rule mentions by now, only the cache counts.
-    pub(super) fn is_unmentioned(&self, port: &Port, heard: &Heard) -> bool {
-        self.policy.mention(&port.row, &heard.name) == Mention::None
+    pub(super) fn is_unmentioned(&self, port: &Port, name: &DomainName) -> bool {
+        self.policy.mention(&port.row, name) == Mention::None
     }
 }
 

@@ -10,6 +10,7 @@ use std::{
 };
 
 use dnsflow_common::question::question_hash;
+use hickory_proto::rr::Name;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -27,10 +28,11 @@ use super::{
 use crate::{
     Timestamp,
     ask::{
-        attempts::{AskedServer, HeardAt},
+        attempts::{AskedServer, FailedAnswer, HeardAt},
         judge::{Bearing, Doubt, Unless, decide},
     },
     cache::End,
+    dns::{Failure, Question, QuestionType},
     io::report::Severity,
     ovn::hash::{Family, address_set_hashes},
     pods::ports::Port,
@@ -40,9 +42,8 @@ use crate::{
         firewall::{Destination, Firewall, Rule, RuleAction},
         flow::{Protocol, Transport},
         ids::PortId,
-        limits::{Limit, NAMES_PER_ADDRESS_MAX},
+        limits::{Limit, NAMES_PER_ADDRESS_MAX, UNTRUSTED_ASKED_MAX},
         name::{DnsName, DomainName},
-        resolver::Resolver,
         verdict::{Reason, Verdict},
     },
 };
@@ -61,17 +62,27 @@ pub enum Target {
 
 /// A text that is no target.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error(
-    "`{0}` is no target: use NAME, ADDRESS, NAME:PORT, ADDRESS:PORT or [IPV6]:PORT, and /udp or \
-     /sctp behind a port that is not for TCP"
-)]
-pub struct TargetError(String);
+pub enum TargetError {
+    /// It has another form.
+    #[error(
+        "`{0}` is no target: use NAME, ADDRESS, NAME:PORT, ADDRESS:PORT or [IPV6]:PORT, and /udp or \
+         /sctp behind a port that is not for TCP"
+    )]
+    Form(String),
+    /// It is the pattern of a rule.
+    #[error("`{0}` stands for many names: ask for one of them, such as {1}")]
+    Wildcard(String, String),
+}
 
 impl FromStr for Target {
     type Err = TargetError;
 
     fn from_str(text: &str) -> Result<Self, TargetError> {
-        let error = || TargetError(text.to_owned());
+        let error = || TargetError::Form(text.to_owned());
+        if text.starts_with("*.") {
+            let one = text.replacen('*', "www", 1);
+            return Err(TargetError::Wildcard(text.to_owned(), one));
+        }
         if let Ok(address) = text.parse() {
             return Ok(Self::Address(address, None));
         }
@@ -86,7 +97,7 @@ impl FromStr for Target {
             Ok(address) => Ok(Self::Address(address, transport)),
             Err(_) if bare.is_some() || host.contains(':') => Err(error()),
             Err(_) => {
-                let name = DomainName::from_presentation(host).map_err(|_| error())?;
+                let name = host_name(host).ok_or_else(error)?;
                 // An address with a mistake, or a network: no name ends with a number (RFC 3696, section 2).
                 let last = name.labels().last().unwrap_or_default();
                 let is_number = |byte: &u8| byte.is_ascii_digit() || *byte == b'/';
@@ -97,6 +108,16 @@ impl FromStr for Target {
             }
         }
     }
+}
+
+/// Parses a name as people write it. Of one that is not ASCII, pods ask for the A-labels (RFC 5891, section 4.4), and a
+/// `dnsName` has them.
+fn host_name(text: &str) -> Option<DomainName> {
+    if text.is_ascii() {
+        return DomainName::from_presentation(text).ok();
+    }
+    let name = Name::from_utf8(text).ok()?;
+    DomainName::from_labels(name.iter()).ok()
 }
 
 /// Parses `443`, `53/udp`.
@@ -163,9 +184,11 @@ pub struct HeardName {
 /// Facts about a target from outside the engine.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Beside {
-    /// Of an address, the names that no rule mentioned when they led pods to it; of a name, the addresses. The newest
-    /// first.
+    /// Of an address, the names that no rule mentioned when they led pods to it; of a name, the addresses, also of this
+    /// name with a search domain. The newest first.
     pub heard: Vec<HeardAt>,
+    /// Of a name, the errors that answered questions for it.
+    pub failed: Vec<FailedAnswer>,
     /// The DNS servers that the pod has asked and that were not trusted, the newest first.
     pub servers: Vec<AskedServer>,
     /// The queries of the pod that no answer has followed.
@@ -219,24 +242,32 @@ pub(super) struct Asked<'a> {
     pub(super) address: Option<IpAddr>,
     /// Where the address is not known, whether it is one of IPv6.
     pub(super) is_ipv6: bool,
-    /// A name that leads to the address as far as people know. The answers to the pod decide whether a rule matches.
-    pub(super) name: Option<&'a DomainName>,
-    /// Whether the pod would ask for the name first.
+    /// The names by which the pod may connect, the newest first. The answers to the pod decide whether a rule matches.
+    pub(super) names: &'a [&'a DomainName],
+    /// Whether the pod would ask for the name first: there is one.
     pub(super) is_by_name: bool,
     pub(super) transport: Option<Transport>,
     pub(super) sets: Sets<'a>,
-    /// The newest query for the name that no answer has followed.
-    pub(super) unanswered: Option<&'a Unanswered>,
-    /// A DNS server that is not trusted, and that the pod asks.
-    pub(super) untrusted: Option<Resolver>,
+    /// The newest query for the name, if the pod has no address by it.
+    pub(super) fruitless: Option<&'a Fruitless>,
     /// Whether the address is that of a Service without the port: no load balancer takes the connection.
     pub(super) is_not_taken: bool,
+    /// Whether a load balancer leads there: the pod asks for no name that leads to the address.
+    pub(super) is_behind_service: bool,
 }
 
-/// A query for a name that no answer has followed.
+impl<'a> Asked<'a> {
+    /// The name by which the pod most likely connects.
+    fn name(&self) -> Option<&'a DomainName> {
+        self.names.first().copied()
+    }
+}
+
+/// A query for a name that no answer has followed, or an error.
 #[derive(Debug)]
-pub(super) struct Unanswered {
+pub(super) struct Fruitless {
     at: Timestamp,
+    reason: Reason,
     text: String,
 }
 
@@ -298,7 +329,11 @@ impl Untold {
     fn ends_by_asking(&self) -> bool {
         matches!(
             self.reason,
-            Reason::NotResolved | Reason::NotAnswered | Reason::Expired | Reason::ToldToOtherPod
+            Reason::NotResolved
+                | Reason::NotAnswered
+                | Reason::AnsweredWithError
+                | Reason::Expired
+                | Reason::ToldToOtherPod
         )
     }
 }
@@ -360,9 +395,9 @@ impl<'a> Destined<'a> {
         refusal.as_deref()
     }
 
-    /// Whether nobody knows a name that leads to it.
+    /// Whether nobody knows a name that leads to it, and there may be one.
     fn is_nameless(&self) -> bool {
-        self.names.is_empty() && self.asked.name.is_none()
+        self.names.is_empty() && self.asked.names.is_empty() && !self.asked.is_behind_service
     }
 
     /// Whether ovn-kubernetes has resolved the name of a rule to it; `None` where that is not known.
@@ -546,6 +581,32 @@ impl View<'_> {
             Target::Address(_, transport) => (None, *transport),
             Target::Name(name, transport) => (Some(name), *transport),
         };
+        let fruitless = [false, true].map(|is_ipv6| {
+            let asked = (name?, is_ipv6);
+            let unanswered = self.unanswered((id, port), asked, beside, now);
+            let failed = self.failed(id, asked, beside, now);
+            unanswered
+                .into_iter()
+                .chain(failed)
+                .max_by_key(|one| one.at)
+        });
+        let addresses_of = |name: &DomainName| {
+            let heard = led_here.iter().filter(|one| one.heard.name == *name);
+            self.addresses_of(id, name, heard.map(|one| one.address))
+        };
+        let mut known = name.map(addresses_of).unwrap_or_default();
+        // The search domains come first: if one has an answer, the pod does not ask for the name itself.
+        let searched = name.filter(|_| known.is_empty()).and_then(|name| {
+            let told = led_here.iter().map(|one| &one.heard);
+            let told = told.filter(|told| is_with_search_domain(&told.name, name));
+            let newest = told.max_by_key(|told| told.at)?;
+            let mut fruitless = fruitless.iter().flatten();
+            let is_last = fruitless.all(|one| one.at <= newest.at);
+            is_last.then_some(&newest.name)
+        });
+        if let Some(told) = searched {
+            known = addresses_of(told);
+        }
         // Of an address that is not known, each IP version of the pod.
         let unknown = [false, true].map(|is_ipv6| {
             let mut own = port.row.addresses.iter();
@@ -554,44 +615,45 @@ impl View<'_> {
         });
         let addresses: Vec<(Option<IpAddr>, bool)> = match target {
             Target::Address(address, _) => vec![(Some(*address), address.is_ipv6())],
-            Target::Name(name, _) => {
-                let heard = led_here.iter().map(|one| one.address);
-                let known = self.addresses_of(id, name, heard);
-                match known.is_empty() {
-                    true => unknown.into_iter().flatten().collect(),
-                    false => known
-                        .into_iter()
-                        .map(|address| (Some(address), address.is_ipv6()))
-                        .collect(),
-                }
-            }
+            Target::Name(..) if known.is_empty() => unknown.into_iter().flatten().collect(),
+            Target::Name(..) => known
+                .into_iter()
+                .map(|address| (Some(address), address.is_ipv6()))
+                .collect(),
         };
-        let unanswered =
-            [false, true].map(|is_ipv6| self.unanswered((id, port), (name?, is_ipv6), beside, now));
         let trusted = self.answers.trusted();
         let is_trusted = |server| trusted.is_some_and(|trusted| trusted.contains(server));
         let mut servers = beside.servers.iter();
         let untrusted = servers.find(|asked| {
-            self.ports.at_veth(asked.ifindex) == Some(id) && !is_trusted(&asked.server)
+            self.ports.at_veth(asked.ifindex) == Some(id)
+                && !is_trusted(&asked.server)
+                && now.since(asked.at) <= UNTRUSTED_ASKED_MAX
         });
-        let untrusted = untrusted.map(|asked| asked.server);
         let each = addresses.into_iter().map(|(address, is_ipv6)| {
             let heard: Vec<&HeardAt> = led_here
                 .iter()
                 .copied()
                 .filter(|one| Some(one.address) == address)
-                .filter(|one| self.is_unmentioned(port, &one.heard))
+                .filter(|one| self.is_unmentioned(port, &one.heard.name))
                 .collect();
+            let names = match (searched.or(name), address) {
+                (Some(name), _) => vec![name],
+                (None, None) => Vec::new(),
+                (None, Some(address)) => {
+                    let heard = heard.iter().map(|one| &one.heard);
+                    self.newest(id, address, heard, now).names().collect()
+                }
+            };
             let asked = Asked {
                 address,
                 is_ipv6,
-                name: name.or(heard.first().map(|one| &one.heard.name)),
+                names: &names,
                 is_by_name: name.is_some(),
                 transport,
                 sets: address.map_or(Sets::Unknown, sets),
-                unanswered: unanswered[usize::from(is_ipv6)].as_ref(),
-                untrusted,
+                fruitless: fruitless[usize::from(is_ipv6)].as_ref(),
                 is_not_taken: false,
+                is_behind_service: false,
             };
             let heard = heard.iter().map(|one| HeardName {
                 name: one.heard.name.to_string(),
@@ -614,6 +676,11 @@ impl View<'_> {
             v4.text.insert_str(0, "over IPv4, ");
             v6.text.insert_str(0, "over IPv6, ");
         }
+        if let Some(told) = searched {
+            for one in &mut addresses {
+                one.text = format!("the pod was told {told} for it: {}", one.text);
+            }
+        }
         // The pod uses the addresses of its own IP versions.
         let used = addresses
             .iter()
@@ -621,12 +688,20 @@ impl View<'_> {
         let verdict = Verdict::of_all(used.map(|one| one.verdict)).unwrap_or(Verdict::Blocked);
         let mut hints = Vec::new();
         if verdict != Verdict::Allowed {
-            hints = self.hints(port, name, &addresses, untrusted);
-            if addresses
-                .iter()
-                .all(|one| one.reason != Reason::NotAnswered)
+            hints = self.hints(port, name, &addresses);
+            let is_untold = |one: &ExplainedAddress| is_untold(one.reason);
+            if let Some(asked) = untrusted.filter(|_| addresses.iter().any(is_untold)) {
+                hints.push(self.untrusted((id, port), asked, now));
+            }
+            if let Some((told, name)) = searched.zip(name)
+                && !is_of_cluster(told)
             {
-                hints.extend(unanswered.into_iter().flatten().map(|one| one.text));
+                hints.push(format!(
+                    "the pod asks for {name} with a search domain first: written as `{name}.`, it asks for the name itself"
+                ));
+            }
+            if addresses.iter().all(|one| !is_fruitless(one.reason)) && searched.is_none() {
+                hints.extend(fruitless.into_iter().flatten().map(|one| one.text));
                 hints.dedup();
             }
         }
@@ -669,7 +744,7 @@ impl View<'_> {
         (name, is_ipv6): (&DomainName, bool),
         beside: &Beside,
         now: Timestamp,
-    ) -> Option<Unanswered> {
+    ) -> Option<Fruitless> {
         let own = || {
             let pending = beside.pending.iter();
             pending.filter(|query| self.ports.at_veth(query.ifindex) == Some(id))
@@ -683,8 +758,7 @@ impl View<'_> {
         let searched = searched
             .filter_map(|domain| DomainName::from_presentation(&format!("{name}.{domain}")).ok());
         let asked = searched.chain([name.clone()]).filter_map(|asked| {
-            let kind = if is_ipv6 { AAAA } else { A };
-            let hash = question_hash(asked.wire(), kind);
+            let hash = question_hash(asked.wire(), address_type(is_ipv6).code());
             let found = own().filter(|query| query.question == hash);
             Some((*found.max_by_key(|query| query.at)?, asked))
         });
@@ -693,13 +767,44 @@ impl View<'_> {
             true => "for it".to_owned(),
             false => format!("for {asked}"),
         };
-        Some(Unanswered {
+        Some(Fruitless {
             at: query.at,
+            reason: Reason::NotAnswered,
             text: format!(
                 "the pod asked {} {for_it} {}s ago, and has no answer",
                 query.resolver,
                 now.since(query.at).as_secs()
             ),
+        })
+    }
+
+    /// The newest error that a pod was told for a name.
+    fn failed(
+        &self,
+        id: PortId,
+        (name, is_ipv6): (&DomainName, bool),
+        beside: &Beside,
+        now: Timestamp,
+    ) -> Option<Fruitless> {
+        let kind = address_type(is_ipv6);
+        let is_it = |failure: &Failure| {
+            let Question { name: of, kind: by } = &failure.question;
+            of == name && (*by == kind || failure.is_for_all_types())
+        };
+        let failed = beside.failed.iter();
+        let failed =
+            failed.filter(|one| self.ports.at_veth(one.ifindex) == Some(id) && is_it(&one.failure));
+        let FailedAnswer {
+            failure,
+            at,
+            resolver,
+            ..
+        } = failed.max_by_key(|one| one.at)?;
+        let ago = now.since(*at).as_secs();
+        Some(Fruitless {
+            at: *at,
+            reason: Reason::AnsweredWithError,
+            text: format!("the pod asked {resolver} for it {ago}s ago, and was told {failure}"),
         })
     }
 
@@ -758,7 +863,7 @@ impl View<'_> {
 
     /// The decision by the rules and by the answers to the pod. The thread that opens addresses asks for each attempt.
     pub(super) fn decide(&self, id: PortId, port: &Port, asked: Asked<'_>) -> Decision<'_> {
-        let Asked { address, name, .. } = asked;
+        let (address, name) = (asked.address, asked.name());
         let row = &port.row;
         let namespace = self.policy.namespace_of_names(row);
         let firewall = match self.firewall_over(port, asked) {
@@ -856,7 +961,7 @@ impl View<'_> {
             } else if asked.address.is_some_and(is_on_link) {
                 let text = "packets to this address stay on the pod's link";
                 (Verdict::NotKnown, Reason::OnLink, text)
-            } else if asked.address.is_none() && asked.name.is_some_and(is_of_cluster) {
+            } else if asked.address.is_none() && asked.name().is_some_and(is_of_cluster) {
                 let text = "the name is one of the cluster's DNS, and its address is not known here: ask by address";
                 (Verdict::NotKnown, Reason::ClusterName, text)
             } else {
@@ -1284,12 +1389,13 @@ impl View<'_> {
 
     /// Why a pod does not know an address.
     fn why_untold(&self, id: PortId, port: &Port, asked: Asked<'_>) -> Untold {
+        let name = asked.name();
         let Asked {
             address: to_address,
-            name: asked,
-            unanswered: asked_for,
+            fruitless: asked_for,
             ..
         } = asked;
+        let asked = name;
         match self.ports.attachment(port.interface) {
             Some(None) => {}
             None => {
@@ -1333,9 +1439,9 @@ impl View<'_> {
         let mut ended = self.cache.port(id).ended.latest();
         let ended = ended.find(|ended| is_it(ended.address, &ended.name));
         // A query from before may be of the answer that has ended: it was lost, and the pod asked again.
-        let is_newer = |one: &&Unanswered| ended.is_none_or(|ended| one.at > ended.at);
-        if let Some(unanswered) = asked_for.filter(is_newer) {
-            return Untold::new(Reason::NotAnswered, &*unanswered.text);
+        let is_newer = |one: &&Fruitless| ended.is_none_or(|ended| one.at > ended.at);
+        if let Some(fruitless) = asked_for.filter(is_newer) {
+            return Untold::new(fruitless.reason, &*fruitless.text);
         }
         if let Some(ended) = ended {
             let name = &ended.name;
@@ -1369,9 +1475,18 @@ impl View<'_> {
             );
             return Untold::new(Reason::ToldToOtherPod, text);
         }
-        let text = match to_address {
-            Some(_) => "no trusted DNS server has returned this address to the pod",
-            None => "no trusted DNS server has returned an address of it to the pod",
+        let none = "no trusted DNS server has returned";
+        let limits = &self.cache.port(id).limits_reported;
+        let left_out = limits.iter().find_map(|limit| match limit {
+            Limit::AddressesOfName(name) => Some(name),
+            _ => None,
+        });
+        let text = match (to_address, left_out) {
+            (Some(_), None) => format!("{none} this address to the pod"),
+            (Some(_), Some(name)) => format!(
+                "{none} this address to the pod, unless a limit has left it out of the addresses of {name}"
+            ),
+            (None, _) => format!("{none} an address of it to the pod"),
         };
         Untold::new(Reason::NotResolved, text)
     }
@@ -1405,13 +1520,48 @@ impl View<'_> {
         })
     }
 
+    /// What to do about a DNS server that the pod asks, and that is not trusted. Trust holds for all pods: so this is
+    /// never the remedy.
+    fn untrusted(
+        &self,
+        (id, port): (PortId, &Port),
+        AskedServer { server, at, .. }: &AskedServer,
+        now: Timestamp,
+    ) -> String {
+        let to_server = Asked {
+            address: Some(server.address),
+            transport: Some(Transport {
+                protocol: Protocol::Udp,
+                port: Some(server.port),
+            }),
+            ..Asked::default()
+        };
+        let Decision {
+            ruling, firewall, ..
+        } = self.decide(id, port, to_server);
+        let rule = ruling.rule.filter(|rule| {
+            let rule = firewall.and_then(|firewall| rule_at(firewall, *rule));
+            rule.is_some_and(|rule| rule.action == RuleAction::Deny)
+        });
+        let ago = now.since(*at).as_secs();
+        let asked = format!("the pod asked {server} {ago}s ago, a DNS server that is not trusted");
+        let trusting = format!("if all pods may trust it, --resolver {server}");
+        match rule {
+            Some(rule) => format!(
+                "{asked}, and rule {rule} denies it: let the pod ask a trusted one; or {trusting}, and \
+                 `cidrSelector: {}` before rule {rule}",
+                IpNet::from(server.address)
+            ),
+            None => format!("{asked}: let the pod ask a trusted one; or {trusting}"),
+        }
+    }
+
     /// Other possible causes of a connection that does not pass.
     fn hints(
         &self,
         port: &Port,
         name: Option<&DomainName>,
         addresses: &[ExplainedAddress],
-        untrusted: Option<Resolver>,
     ) -> Vec<String> {
         let mut hints = Vec::new();
         let namespace = self.policy.namespace_of_names(&port.row);
@@ -1423,7 +1573,7 @@ impl View<'_> {
             hints.extend(near_misses(firewall, self.policy.subdomains(), name));
         }
         let has_answer = |address: &ExplainedAddress| {
-            !matches!(address.reason, Reason::NotResolved | Reason::NotAnswered)
+            address.reason != Reason::NotResolved && !is_fruitless(address.reason)
         };
         if let Some(firewall) = firewall
             && !addresses.iter().any(has_answer)
@@ -1431,8 +1581,7 @@ impl View<'_> {
             hints.extend(self.denied_dns(port, firewall));
         }
         let mut reasons = addresses.iter().map(|address| address.reason);
-        let is_untold = |reason| matches!(reason, Reason::NotResolved | Reason::ToldToOtherPod);
-        if reasons.any(is_untold) && untrusted.is_none() {
+        if reasons.any(|reason| is_untold(reason) && reason != Reason::NoResolverTrusted) {
             let trusted = self.answers.trusted().into_iter().flatten();
             let trusted: Vec<String> = trusted.map(ToString::to_string).collect();
             hints.push(format!(
@@ -1489,6 +1638,22 @@ fn is_of_cluster(name: &DomainName) -> bool {
     text.ends_with(".svc") || text.ends_with(".cluster.local")
 }
 
+/// The type of a question for an address.
+fn address_type(is_ipv6: bool) -> QuestionType {
+    match is_ipv6 {
+        true => QuestionType::Aaaa,
+        false => QuestionType::A,
+    }
+}
+
+/// Whether a name is another one with a search domain behind it. A name of one label is the first label of many others:
+/// of these, the cluster's alone count.
+fn is_with_search_domain(told: &DomainName, name: &DomainName) -> bool {
+    let [told_wire, wire] = [told, name].map(DomainName::wire);
+    let is_longer = told_wire.len() > wire.len() && told_wire.starts_with(wire);
+    is_longer && (name.labels().count() > 1 || is_of_cluster(told))
+}
+
 /// A rule that would match, if this were no dry run.
 fn dry_run(doubt: Option<Doubt>) -> Match {
     Match::NotInForce {
@@ -1542,6 +1707,9 @@ fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk<'_>) -> Ruling {
             (RuleAction::Allow, Some(rule)) if *reason == Reason::NotAnswered => {
                 format!("rule {rule} allows it once the answer comes: {text}")
             }
+            (RuleAction::Allow, Some(rule)) if *reason == Reason::AnsweredWithError => {
+                format!("rule {rule} allows it once an answer has an address: {text}")
+            }
             (RuleAction::Allow, Some(rule)) => {
                 format!("rule {rule} allows it once the pod asks: {text}")
             }
@@ -1551,7 +1719,11 @@ fn outcome(to: &Destined<'_>, firewall: &Firewall, walk: &Walk<'_>) -> Ruling {
             text += &format!("; rule {rule} denies it if its name has the same address");
         }
         return Ruling {
-            verdict: Verdict::NotYet,
+            // The pod has asked.
+            verdict: match is_fruitless(*reason) {
+                true => Verdict::Blocked,
+                false => Verdict::NotYet,
+            },
             reason: *reason,
             rule: decided.rule,
             text,
@@ -1699,19 +1871,6 @@ fn remedy(
     to: &Destined<'_>,
     firewall: &Firewall,
 ) -> Option<String> {
-    let is_untold = matches!(
-        ruling.reason,
-        Reason::NotResolved
-            | Reason::NotAnswered
-            | Reason::ToldToOtherPod
-            | Reason::Expired
-            | Reason::NoResolverTrusted
-    );
-    if let Some(server) = to.asked.untrusted.filter(|_| is_untold) {
-        return Some(format!(
-            "trust the DNS server {server}, which the pod asks, for all pods: --resolver {server}"
-        ));
-    }
     let would = walk.would.as_ref().map(|(rule, ..)| *rule);
     let limit = limit(ruling, walk, to);
     match (limit.as_ref(), would) {
@@ -1724,8 +1883,8 @@ fn remedy(
         _ => {}
     }
     let denying = ruling.rule?;
-    let name = to.names.first().or(to.asked.name);
-    let name = name.map(ToString::to_string).filter(|name| is_usable(name));
+    let names = to.asked.names.iter().map(ToString::to_string);
+    let mut names = names.filter(|name| is_usable(name));
     let change = match (ruling.reason, would, to.asked.transport) {
         (Reason::WrongPort, Some(allowing), Some(transport)) => {
             let transport = transport_text(transport);
@@ -1734,13 +1893,22 @@ fn remedy(
         (Reason::DeniedByEarlierRule, Some(allowing), _) => {
             format!("move rule {allowing} before rule {denying}")
         }
-        (Reason::DeniedByRule, ..) if let Some(name) = name => {
-            format!("allow it before rule {denying} with `dnsName: {name}`")
+        (Reason::DeniedByRule, ..) if let Some(name) = names.next() => {
+            let others: String = names.map(|name| format!(", or with {name}")).collect();
+            let by_which = if others.is_empty() {
+                ""
+            } else {
+                ": by which name the pod connects, nobody knows"
+            };
+            format!("allow it before rule {denying} with `dnsName: {name}`{others}{by_which}")
         }
         (Reason::DeniedByRule, ..) if let Some(address) = to.asked.address => {
+            let by_name = match to.asked.is_behind_service {
+                true => "",
+                false => ", or with the dnsName that leads to the address",
+            };
             format!(
-                "allow it before rule {denying} with `cidrSelector: {}`, or with the dnsName that leads to the \
-                 address",
+                "allow it before rule {denying} with `cidrSelector: {}`{by_name}",
                 IpNet::from(address)
             )
         }
@@ -1758,6 +1926,19 @@ fn remedy(
             format!("{change}; rule {denying} (Deny {destination}) does not deny it then")
         }
     })
+}
+
+/// Whether the pod has asked for the name, and has no address by it.
+fn is_fruitless(reason: Reason) -> bool {
+    matches!(reason, Reason::NotAnswered | Reason::AnsweredWithError)
+}
+
+/// Whether the pod may have asked nobody but a DNS server that is not trusted.
+fn is_untold(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::NotResolved | Reason::ToldToOtherPod | Reason::NoResolverTrusted
+    )
 }
 
 /// The limit that has left no room.
@@ -1841,10 +2022,6 @@ fn are_within(one: &[u8], other: &[u8], edits: u8) -> bool {
         || are_within(one, other_rest, left)
         || are_exchanged()
 }
-
-/// The types of a question for an address (RFC 1035, section 3.2.2; RFC 3596, section 2.1).
-const A: u16 = 1;
-const AAAA: u16 = 28;
 
 /// With so many characters inserted, removed, replaced or exchanged, one name may be a misprint of another.
 const EDITS_MAX: u8 = 2;

@@ -117,22 +117,64 @@ impl View<'_> {
         let taken = here.iter().filter(|one| one.takes(asked.transport));
         let taken: Vec<&Frontend> = taken.copied().collect();
         if taken.is_empty() {
-            let is_not_taken = Asked {
-                is_not_taken: true,
-                ..asked
-            };
-            let mut decision = self.decide(id, port, is_not_taken);
+            let mut decision = self.decide_not_taken((id, port), asked);
             let asked = asked.transport.map(transport_text).unwrap_or_default();
             let text = &mut decision.ruling.text;
             *text = format!(
                 "the Service {service} has no port {asked}, and the rules hold for its address: {text}"
             );
-            let ports: BTreeSet<String> = here.iter().filter_map(|one| one.port_text()).collect();
-            let ports: Vec<String> = ports.into_iter().take(PORTS_SHOWN).collect();
-            let remedy = format!("connect to a port of the Service: {}", ports.join(", "));
+            let ports = ports_of(&here);
+            let remedy = format!("connect to a port of the Service: {ports}");
             decision.remedy = (!ports.is_empty()).then_some(remedy);
             return Some(decision);
         }
+        let by_ports = self.decide_taken((id, port), (service, &taken), asked, beside);
+        // The question has no port: the Service may not have the port of the connection.
+        if asked.transport.is_some() || taken.iter().any(|one| one.port.is_none()) {
+            return by_ports;
+        }
+        let (verdict, text) = match &by_ports {
+            Some(by_ports) => (by_ports.ruling.verdict, by_ports.ruling.text.as_str()),
+            None => (Verdict::Allowed, "it stays in the cluster"),
+        };
+        let of_others = self.decide_not_taken((id, port), asked);
+        if verdict == of_others.ruling.verdict {
+            return by_ports;
+        }
+        let text = format!(
+            "at the Service {service}, {}: {text}; at other ports, the rules hold for its address: {}",
+            ports_of(&here),
+            of_others.ruling.text
+        );
+        let verdict = match Verdict::NotKnown {
+            not_known if verdict == not_known || of_others.ruling.verdict == not_known => not_known,
+            _ => Verdict::Depends,
+        };
+        Some(Decision::without_rules(Ruling::without_rule(
+            verdict,
+            Reason::DependsOnPort,
+            text,
+        )))
+    }
+
+    /// The decision over a connection to the address of a Service that does not have the port: no load balancer takes
+    /// it, and the rules see the address.
+    fn decide_not_taken(&self, (id, port): (PortId, &Port), asked: Asked<'_>) -> Decision<'_> {
+        let is_not_taken = Asked {
+            is_not_taken: true,
+            ..asked
+        };
+        self.decide(id, port, is_not_taken)
+    }
+
+    /// The decision over a connection that one of these frontends takes. `None` where no rule holds for it.
+    fn decide_taken(
+        &self,
+        (id, port): (PortId, &Port),
+        (service, taken): (&str, &[&Frontend]),
+        asked: Asked<'_>,
+        beside: &Beside,
+    ) -> Option<Decision<'_>> {
         let mut led: BTreeSet<(Backend, Option<Transport>)> = BTreeSet::new();
         for frontend in taken {
             let Some(backends) = &frontend.backends else {
@@ -178,6 +220,7 @@ impl View<'_> {
                 Asked {
                     address: Some(backend.address),
                     transport: *transport,
+                    is_behind_service: true,
                     sets: sets
                         .and_then(|sets| sets.get(&backend.address))
                         .map_or(Sets::Unknown, Sets::Known),
@@ -204,6 +247,13 @@ impl View<'_> {
             let verdict = word(decision.ruling.verdict);
             let _ = write!(each, "{separator}{endpoint} ({verdict})");
         }
+        // A connection may go to each of them.
+        let remedies = decided
+            .iter()
+            .filter_map(|(.., decision)| decision.remedy.clone());
+        let remedies: BTreeSet<String> = remedies.collect();
+        let remedies: Vec<String> = remedies.into_iter().collect();
+        let remedy = (!remedies.is_empty()).then(|| remedies.join("; and "));
         let deciding = decided
             .into_iter()
             .find(|(.., decision)| decision.ruling.verdict == verdict);
@@ -215,8 +265,11 @@ impl View<'_> {
             };
             let text = format!("the Service {service} leads to {each}{inside}");
             let ruling = Ruling::without_rule(verdict, Reason::LeadsOut, text);
-            return Some(Decision::without_rules(ruling));
+            let mut decision = Decision::without_rules(ruling);
+            decision.remedy = remedy;
+            return Some(decision);
         };
+        decision.remedy = remedy;
         let text = &mut decision.ruling.text;
         let endpoint = endpoint(backend, transport);
         *text = format!("the Service {service} leads to {endpoint}, where the rules hold: {text}");
@@ -239,6 +292,13 @@ fn not_known(text: String) -> Decision<'static> {
         Reason::LeadsOut,
         text,
     ))
+}
+
+/// The ports of a Service, as far as they are named: `tcp/80, tcp/443`.
+fn ports_of(frontends: &[&Frontend]) -> String {
+    let ports: BTreeSet<String> = frontends.iter().filter_map(|one| one.port_text()).collect();
+    let ports: Vec<String> = ports.into_iter().take(PORTS_SHOWN).collect();
+    ports.join(", ")
 }
 
 /// `203.0.113.7 tcp/443`.

@@ -48,11 +48,6 @@ impl<'a> ToldNames<'a> {
         all
     }
 
-    /// The first one.
-    pub(super) fn first(&self) -> Option<&'a DomainName> {
-        self.names.first().copied()
-    }
-
     /// Whether there is none.
     pub(super) fn is_empty(&self) -> bool {
         self.names.is_empty()
@@ -136,7 +131,7 @@ mod tests {
     fn without_names_no_rule_covers_one() {
         let told = ToldNames::new(Vec::new());
         let rule = "example.com".parse().expect("a name");
-        assert!(told.is_empty() && told.first().is_none());
+        assert!(told.is_empty());
         assert_eq!(told.covered_by(&rule, NamePattern::Subdomains), None);
     }
 }

@@ -151,9 +151,8 @@ fn what_is_in_the_cluster_or_on_the_link_is_not_judged() {
     node.give(Input::Resolvers([resolver].into()));
     let mut attempts = Attempts::new(DnsPorts::DNS);
     for address in [
-        // The cluster's DNS, a network of ovn-kubernetes.
+        // The cluster's DNS.
         "10.96.0.10",
-        "100.64.0.2",
         "127.0.0.1",
         "0.0.0.0",
         "255.255.255.255",
@@ -166,13 +165,43 @@ fn what_is_in_the_cluster_or_on_the_link_is_not_judged() {
         assert_eq!(judged, Judged::NotJudged, "{address}");
     }
     // What is refused for other reasons can be denied all the same.
-    for address in ["169.254.169.254", "192.168.1.1", "203.0.113.1"] {
+    for address in [
+        "169.254.169.254",
+        "100.64.0.2",
+        "192.168.1.1",
+        "203.0.113.1",
+    ] {
         let denied = denied(&node, &mut attempts, address);
         assert_eq!(denied.rule, Some(0), "{address}");
     }
     let mut unknown = attempt(&node, "p1", "203.0.113.1");
     unknown.ifindex = 99;
     assert_eq!(judge(&node, &mut attempts, unknown), Judged::NotJudged);
+}
+
+/// Attempts come to the engine some time after their packets.
+#[test]
+fn an_attempt_from_before_an_edit_is_not_judged_by_the_new_rules() {
+    let rules = [deny_all()];
+    let (mut node, mut attempts) = node(&[allow("example.com")]);
+    let before = attempt(&node, "p1", "203.0.113.1");
+    assert!(!allowed(&node, &mut attempts, before).is_refused);
+    node.pass(Duration::from_millis(50));
+    // OVN enforces the former rules until it has the new ones.
+    node.set_firewall(&rules);
+    node.pass(Duration::from_millis(10));
+    let between = attempt(&node, "p1", "203.0.113.1");
+    node.pass(Duration::from_millis(10));
+    node.set_ovn(&rules);
+    for early in [before, between] {
+        assert_eq!(judge(&node, &mut attempts, early), Judged::NotJudged);
+    }
+    assert_eq!(denied(&node, &mut attempts, "203.0.113.1").rule, Some(0));
+    node.pass(COMPARE_INTERVAL);
+    let later = attempt(&node, "p1", "203.0.113.1");
+    node.pass(Duration::from_millis(100));
+    let judged = judge(&node, &mut attempts, later);
+    assert!(matches!(judged, Judged::Denied(..)), "{judged:?}");
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 use std::{net::SocketAddr, ops::Range};
 
-use dnsflow_common::question::question_hash;
+use dnsflow_common::{question::question_hash, walk::Ports as DnsPorts};
 use ipnet::IpNet;
 
 use super::{crashes::follow, limits::many, restart::after_restart_with, starts::is_open, *};
 use crate::{
     ask::{
-        attempts::{AskedServer, Heard, HeardAt},
+        attempts::{AskedServer, Attempts, Heard, HeardAt},
         view::{
             Backend, Beside, ExplainedAddress, Explanation, Frontend, Judged, Reason, StepOutcome,
             Target, Verdict, told_names::WORK,
@@ -325,7 +325,7 @@ fn a_query_has_no_answer() {
     assert_eq!(explained.hints, [] as [&str; 0]);
     let found = address(explained);
     let decided = (found.verdict, found.reason, found.rule);
-    assert_eq!(decided, (Verdict::NotYet, Reason::NotAnswered, Some(0)));
+    assert_eq!(decided, (Verdict::Blocked, Reason::NotAnswered, Some(0)));
     assert_eq!(
         found.text,
         "rule 0 allows it once the answer comes: the pod asked 10.96.0.10:53 for it 6s ago, and has no answer"
@@ -353,6 +353,114 @@ fn a_query_has_no_answer() {
     assert_eq!(explained.verdict, Verdict::Depends);
     let hint = "the pod asked 10.96.0.10:53 for it 6s ago, and has no answer";
     assert_eq!(explained.hints, [hint]);
+}
+
+/// What the thread beside the engine knows of a name after this answer, with this response code.
+fn heard_of(node: &Node, name: &str, answer: (&str, &[[u8; 4]], u8)) -> Beside {
+    let (answered, addresses, code) = answer;
+    let mut bytes = answer_frame(answered, addresses, 60);
+    // The response code, behind Ethernet, IPv4 and UDP (RFC 1035, section 4.1.1).
+    bytes[14 + 20 + 8 + 3] |= code;
+    let mut attempts = Attempts::new(DnsPorts::DNS);
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    attempts.hear(frame(ifindex, node.now, &bytes), node.now);
+    let name = DomainName::from_presentation(name).expect("a name");
+    Beside {
+        heard: attempts.heard_of(&name),
+        failed: attempts.failed_for(&name),
+        ..ovn_has_resolved_nothing()
+    }
+}
+
+#[test]
+fn an_error_in_place_of_an_address_decides() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    let of = |node: &Node, target: &str, beside: &Beside| {
+        let target = target.parse().expect("a target");
+        explain_with(node, "p1", target, beside)
+    };
+    let asked = node.now;
+    let failures = [(2, "SERVFAIL"), (3, "NXDOMAIN"), (5, "REFUSED")];
+    let failures = failures.map(|(code, text)| {
+        let name = "www.example.com";
+        (heard_of(&node, name, (name, &[], code)), text)
+    });
+    node.pass(Duration::from_secs(6));
+    for (beside, text) in &failures {
+        let explained = of(&node, "www.example.com:443", beside);
+        assert_eq!(explained.hints, [] as [&str; 0]);
+        let found = address(explained);
+        let blocked = (Verdict::Blocked, Reason::AnsweredWithError, Some(0));
+        assert_eq!((found.verdict, found.reason, found.rule), blocked);
+        let text = format!(
+            "rule 0 allows it once an answer has an address: the pod asked 10.96.0.10:53 for it 6s ago, and was told {text}"
+        );
+        assert_eq!(found.text, text);
+    }
+    // Of another name it says nothing, and an answer with an address comes after it.
+    let other = heard_of(&node, "other.example.com", ("www.example.com", &[], 3));
+    let found = of(&node, "other.example.com", &other).verdict;
+    assert_eq!(found, Verdict::NotYet);
+    let (beside, _) = &failures[1];
+    node.answer("p1", "www.example.com", &[ADDRESS], 60);
+    assert_eq!(
+        of(&node, "www.example.com", beside).verdict,
+        Verdict::Allowed
+    );
+    node.pass(MIN_TTL + IDLE_GRACE + 2 * COMPARE_INTERVAL);
+    let expired = address(of(&node, "www.example.com", beside));
+    assert_eq!(
+        (expired.verdict, expired.reason),
+        (Verdict::NotYet, Reason::Expired)
+    );
+    assert!(beside.failed.iter().all(|one| one.at == asked));
+}
+
+/// A wildcard in a zone that is a search domain of the pod: the pod does not ask for the name itself.
+#[test]
+fn a_name_that_was_told_with_a_search_domain_is_judged_as_such() {
+    let rules = [allow("example.com"), deny_all()];
+    let node = node(&rules);
+    let told = "www.example.com.corp.example.net";
+    let beside = heard_of(&node, "www.example.com", (told, &[ADDRESS], 0));
+    let of = |node: &Node, target: &str, beside: &Beside| {
+        let target = target.parse().expect("a target");
+        explain_with(node, "p1", target, beside)
+    };
+    let explained = of(&node, "www.example.com:443", &beside);
+    let hint = "the pod asks for www.example.com with a search domain first: written as `www.example.com.`, it asks for \
+                the name itself";
+    assert_eq!(explained.hints, [hint]);
+    let found = address(explained);
+    let blocked = (Verdict::Blocked, Reason::DeniedByRule, Some(1));
+    assert_eq!((found.verdict, found.reason, found.rule), blocked);
+    assert_eq!(
+        found.text,
+        format!("the pod was told {told} for it: rule 1 denies it")
+    );
+    let remedy = format!("allow it before rule 1 with `dnsName: {told}`");
+    assert_eq!(found.remedy.as_deref(), Some(&*remedy));
+    // As it is printed, and the pod asks again.
+    let mut applied = self::node(&[allow("example.com"), allow(told), deny_all()]);
+    applied.answer("p1", told, &[ADDRESS], 60);
+    assert_eq!(
+        of(&applied, "www.example.com:443", &beside).verdict,
+        Verdict::Allowed
+    );
+    // The pod has asked for the name itself since, or was told another name that begins alike.
+    let mut later = beside.clone();
+    let name = "www.example.com";
+    later.failed = heard_of(&applied, name, (name, &[], 3)).failed;
+    later.failed[0].at = node.now + Duration::from_secs(1);
+    let found = address(of(&node, "www.example.com:443", &later)).reason;
+    assert_eq!(found, Reason::AnsweredWithError);
+    let short = heard_of(&node, "www", ("www.example.org", &[ADDRESS], 0));
+    assert_eq!(of(&node, "www", &short).addresses[0].address, None);
+    let service = heard_of(&node, "web", ("web.ns1.svc.cluster.local", &[ADDRESS], 0));
+    assert_eq!(
+        of(&node, "web", &service).addresses[0].address,
+        Some(ADDRESS.into())
+    );
 }
 
 #[test]
@@ -832,8 +940,28 @@ fn targets_are_parsed() {
         "203.0.113.300",
         "203.0.113.0/24:443",
         "2001:db8::/32",
+        "mün chen.example.com",
+        "*.example.com:443",
     ] {
         assert_eq!(parse(wrong), None, "{wrong}");
+    }
+    let error = "*.example.com:443"
+        .parse::<Target>()
+        .expect_err("a pattern");
+    assert_eq!(
+        error.to_string(),
+        "`*.example.com:443` stands for many names: ask for one of them, such as www.example.com:443"
+    );
+}
+
+/// The API server takes the A-label alone as `dnsName`, and pods ask for it.
+#[test]
+fn a_name_in_another_script_is_found() {
+    let mut node = node(&[allow("xn--mnchen-3ya.example.com"), deny_all()]);
+    node.answer("p1", "xn--mnchen-3ya.example.com", &[ADDRESS], 60);
+    let allowed = (Verdict::Allowed, Reason::AllowedByName, Some(0));
+    for target in ["münchen.example.com:443", "MÜNCHEN.example.com."] {
+        assert_eq!(reason(&node, target), allowed, "{target}");
     }
 }
 
@@ -1161,7 +1289,7 @@ fn a_connection_to_a_service_is_judged_by_its_endpoints() {
         (&["203.0.113.4:8443"], allowed(1)),
         (
             &["198.51.100.9:8443", "198.51.100.8:443"],
-            (Verdict::NotYet, Reason::NotResolved, Some(3)),
+            (Verdict::Blocked, Reason::DeniedByRule, Some(3)),
         ),
         (
             &["203.0.113.1:80", "203.0.113.4:80"],
@@ -1182,12 +1310,48 @@ fn a_port_that_a_service_does_not_have_is_judged_by_the_rules() {
     let (node, beside) = with_service(&[deny_all()], &["10.244.1.7:8080"]);
     let in_cluster = (Verdict::Allowed, Reason::InCluster, None, None);
     assert_eq!(decision(&node, "10.96.0.80:80", &beside), in_cluster);
-    assert_eq!(decision(&node, "10.96.0.80", &beside), in_cluster);
+    let depends = (Verdict::Depends, Reason::DependsOnPort, None, None);
+    assert_eq!(decision(&node, "10.96.0.80", &beside), depends);
     for target in ["10.96.0.80:81", "10.96.0.80:80/udp"] {
         let remedy = Some("connect to a port of the Service: tcp/80".to_owned());
         let denied = (Verdict::Blocked, Reason::DeniedByRule, Some(0), remedy);
         assert_eq!(decision(&node, target, &beside), denied, "{target}");
     }
+}
+
+/// The rules hold for what stands behind a Service, and no answer leads a pod there.
+#[test]
+fn the_remedy_for_a_service_that_leads_outside_is_a_rule_for_its_endpoints() {
+    let rules = [allow("example.com"), deny_all()];
+    let backends = ["198.51.100.8:443", "198.51.100.9:443"];
+    let (mut node, mut beside) = with_service(&rules, &backends);
+    let name = "web.ns1.svc.cluster.local";
+    node.answer("p1", name, &[[10, 96, 0, 80]], 60);
+    beside.heard = vec![HeardAt {
+        address: [10, 96, 0, 80].into(),
+        ..heard(&node, "p1", name)
+    }];
+    let remedy = backends.map(|backend| {
+        let address = backend.trim_end_matches(":443");
+        format!("allow it before rule 1 with `cidrSelector: {address}/32`")
+    });
+    let remedy = Some(remedy.join("; and "));
+    for target in ["10.96.0.80:80", "web.ns1.svc.cluster.local:80"] {
+        let blocked = (
+            Verdict::Blocked,
+            Reason::DeniedByRule,
+            Some(1),
+            remedy.clone(),
+        );
+        assert_eq!(decision(&node, target, &beside), blocked, "{target}");
+    }
+    // As it is printed.
+    let outside = |last| cidr(RuleAction::Allow, &format!("198.51.100.{last}/32"));
+    let applied = [rules[0].clone(), outside(8), outside(9), deny_all()];
+    node.set_firewall(&applied);
+    node.set_ovn(&applied);
+    let (verdict, ..) = decision(&node, "web.ns1.svc.cluster.local:80", &beside);
+    assert_eq!(verdict, Verdict::Allowed);
 }
 
 /// Rules that deny a name each.
@@ -1280,6 +1444,54 @@ fn every_address_of_a_name_is_judged() {
     assert_eq!(explained.verdict, Verdict::Depends);
 }
 
+/// An answer with more addresses than a name may have: also the others are known, and with the next answer, too.
+#[test]
+fn an_address_that_a_limit_has_left_out_of_an_answer_is_told() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    node.engine.told.cache.limits_mut().addresses_per_name_max = 10;
+    node.answer("p1", "old.example.com", &[[198, 51, 100, 1]], 60);
+    node.pass(MIN_TTL + IDLE_GRACE + 2 * COMPARE_INTERVAL);
+    let told = addresses(0, 30);
+    let limited = (Verdict::Blocked, Reason::LimitReached, Some(1));
+    for _ in 0..5 {
+        node.answer("p1", "example.com", &told, 60);
+        for (at, address) in told.iter().map(|one| IpAddr::from(*one)).enumerate() {
+            let found = reason(&node, &format!("{address}:443"));
+            match at {
+                ..10 => assert_eq!(found.0, Verdict::Allowed, "{at}"),
+                _ => assert_eq!(found, limited, "{at}"),
+            }
+        }
+    }
+    // They push out nothing else that the pod was told.
+    let expired = (Verdict::NotYet, Reason::Expired, Some(1));
+    assert_eq!(reason(&node, "198.51.100.1:443"), expired);
+    let explained = explain(&node, "p1", "example.com:443");
+    assert_eq!(explained.verdict, Verdict::Depends);
+    let left_out = explained.addresses.iter();
+    let left_out = left_out.filter(|one| one.reason == Reason::LimitReached);
+    let remedies = left_out.map(|one| one.remedy.as_deref());
+    let remedies: Vec<_> = remedies.collect();
+    assert_eq!(
+        remedies,
+        [Some("raise --max-addresses-per-name, now 10"); 20]
+    );
+    // As it is printed.
+    node.engine.told.cache.limits_mut().addresses_per_name_max = 30;
+    node.answer("p1", "example.com", &told, 60);
+    assert_eq!(verdict(&node, "example.com:443"), Verdict::Allowed);
+    // Of very many, not all are remembered.
+    let many = addresses(0, 200);
+    node.answer("p1", "example.com", &many, 60);
+    let last = many
+        .last()
+        .map(|one| IpAddr::from(*one))
+        .expect("an address");
+    let text = address(explain(&node, "p1", &last.to_string())).text;
+    let unless = "unless a limit has left it out of the addresses of example.com";
+    assert!(text.ends_with(unless), "{text}");
+}
+
 #[test]
 fn a_pod_without_the_ip_version_uses_the_other_addresses() {
     let mut node = node(&[allow("example.com"), deny_all()]);
@@ -1338,6 +1550,55 @@ fn a_remedy_is_the_smallest_change() {
     assert_eq!(told(&denied, "_srv.bad.test").as_deref(), Some(by_address));
 }
 
+/// A rule for another name of the address opens nothing to a pod that asks for this name alone.
+#[test]
+fn a_remedy_is_for_the_name_by_which_the_pod_connects() {
+    let rules = [deny("example.org"), deny_all()];
+    let told = |names: &[&str]| {
+        let mut node = node(&rules);
+        for name in names {
+            node.answer("p1", name, &[ADDRESS], 60);
+            node.pass(Duration::from_secs(1));
+        }
+        node
+    };
+    let both = told(&["aa.example.org", "zz.example.org"]);
+    let remedy =
+        |node: &Node, target: &str| address(explain(node, "p1", target)).remedy.expect("one");
+    for name in ["aa.example.org", "zz.example.org"] {
+        let target = format!("{name}:443");
+        let remedy = remedy(&both, &target);
+        let allowed = remedy.strip_prefix("allow it before rule 0 with `dnsName: ");
+        let (allowed, _) = allowed
+            .and_then(|rest| rest.split_once('`'))
+            .expect("a name");
+        // As it is printed, and the pod asks again.
+        let rules = [allow(allowed), rules[0].clone(), rules[1].clone()];
+        let mut node = node(&rules);
+        node.answer("p1", name, &[ADDRESS], 60);
+        assert_eq!(verdict(&node, &target), Verdict::Allowed, "{remedy}");
+    }
+    // By address nobody knows: the newest is the first.
+    for (names, first) in [
+        (
+            ["aa.example.org", "zz.example.org"],
+            "`dnsName: zz.example.org`, or with aa.example.org",
+        ),
+        (
+            ["zz.example.org", "aa.example.org"],
+            "`dnsName: aa.example.org`, or with zz.example.org",
+        ),
+    ] {
+        let node = told(&names);
+        let Judged::Denied(_, denied) = judged(&node) else {
+            panic!("it is denied");
+        };
+        for remedy in [remedy(&node, TARGET), denied.remedy.expect("one")] {
+            assert!(remedy.contains(first), "{remedy}");
+        }
+    }
+}
+
 /// Nobody knows that a name leads to the address: a change of the rule of that name may cure nothing.
 #[test]
 fn a_rule_by_name_is_no_remedy_for_an_address_without_a_name() {
@@ -1355,32 +1616,63 @@ fn a_rule_by_name_is_no_remedy_for_an_address_without_a_name() {
     assert!(!remedy.contains("rule 0"), "{remedy}");
 }
 
+/// Trust in a DNS server holds for all pods: it is a hint, as long as the pod has just asked there.
+#[test]
+fn a_dns_server_that_is_not_trusted_is_a_hint_for_a_while() {
+    let rules = [
+        allow("example.com"),
+        cidr(RuleAction::Deny, "203.0.113.0/24"),
+    ];
+    let mut node = node(&rules);
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    let asked = |ifindex, server: &str, at| AskedServer {
+        ifindex,
+        server: server.parse().expect("a resolver"),
+        at,
+    };
+    let hints = |node: &Node, server, asked_at| {
+        let beside = Beside {
+            servers: vec![
+                asked(ifindex + 1, "198.51.100.7", asked_at),
+                asked(ifindex, "10.96.0.10", asked_at),
+                asked(ifindex, server, asked_at),
+            ],
+            ..ovn_has_resolved_nothing()
+        };
+        let target = TARGET.parse().expect("a target");
+        let explained = explain_with(node, "p1", target, &beside);
+        assert_eq!(address(explained.clone()).remedy, None, "{server}");
+        explained.hints
+    };
+    let asked_at = node.now;
+    let without = hints(&node, "10.96.0.10", asked_at);
+    assert_eq!(without.len(), 2, "{without:?}");
+    node.pass(Duration::from_secs(5));
+    let asked = |server: &str| {
+        format!("the pod asked {server}:53 5s ago, a DNS server that is not trusted")
+    };
+    for (server, hint) in [
+        (
+            "169.254.20.10",
+            ": let the pod ask a trusted one; or if all pods may trust it, --resolver 169.254.20.10:53",
+        ),
+        (
+            "203.0.113.53",
+            ", and rule 1 denies it: let the pod ask a trusted one; or if all pods may trust it, --resolver \
+             203.0.113.53:53, and `cidrSelector: 203.0.113.53/32` before rule 1",
+        ),
+    ] {
+        let hint = format!("{}{hint}", asked(server));
+        let hints = hints(&node, server, asked_at);
+        assert_eq!(hints, [&without[..], &[hint]].concat());
+    }
+    node.pass(Duration::from_secs(70));
+    assert_eq!(hints(&node, "203.0.113.53", asked_at), without);
+}
+
 #[test]
 fn a_remedy_names_the_option() {
     let mut node = node(&[allow("example.com"), deny_all()]);
-    let ifindex = ifindex_of(node.pods["ns1_p1"]);
-    let asked = |ifindex, server: &str| AskedServer {
-        ifindex,
-        server: server.parse().expect("a resolver"),
-        at: node.now,
-    };
-    let servers = vec![
-        asked(ifindex + 1, "198.51.100.7"),
-        asked(ifindex, "10.96.0.10"),
-        asked(ifindex, "169.254.20.10"),
-    ];
-    let beside = Beside {
-        servers,
-        ..ovn_has_resolved_nothing()
-    };
-    let trust = "trust the DNS server 169.254.20.10:53, which the pod asks, for all pods: --resolver 169.254.20.10:53";
-    for target in [TARGET, "example.com:443"] {
-        let target = target.parse().expect("a target");
-        let explained = explain_with(&node, "p1", target, &beside);
-        assert_eq!(explained.hints, [] as [&str; 0]);
-        assert_eq!(address(explained).remedy.as_deref(), Some(trust));
-    }
-    // The server is trusted, and has not answered with the address.
     node.engine.told.cache.limits_mut().addresses_per_name_max = 1;
     node.answer("p1", "example.com", &[ADDRESS], 60);
     node.answer("p1", "example.com", &[OTHER], 60);
@@ -1780,6 +2072,32 @@ fn a_rule_by_network_denies_with_its_acl() {
     }
     node.set_ovn(&rules);
     assert_eq!(verdicts(&node), (Verdict::NotYet, true));
+}
+
+/// ovn-kubernetes leaves the subnets of pods out of a rule, and no other network of its own.
+#[test]
+fn the_join_and_masquerade_networks_are_denied_where_a_rule_denies_them() {
+    let mut node = Node::bare();
+    node.engine = Engine::new(Config {
+        refusals: Refusals::new(&[], &[], &[], &[]).expect("few networks"),
+        ..Config::default()
+    });
+    let mut node = node.start(&[allow("example.com"), deny_all()]);
+    node.trust_server();
+    let pods = LogicalSwitch {
+        networks: vec!["10.244.0.0/16".parse().expect("a network")],
+        ..LogicalSwitch::default()
+    };
+    node.give(Input::Nb(NbUpdate {
+        switches: vec![(RowId::new(0x5175), Some(pods))],
+        ..NbUpdate::default()
+    }));
+    let in_cluster = (Verdict::Allowed, Reason::InCluster, None);
+    assert_eq!(reason(&node, "10.244.3.4:80"), in_cluster);
+    for target in ["100.64.0.1:80", "100.88.0.2:80", "169.254.0.1:80"] {
+        let denied = (Verdict::Blocked, Reason::AddressRefused, Some(1));
+        assert_eq!(reason(&node, target), denied, "{target}");
+    }
 }
 
 /// No Service has the address of the DNS cache, unless the cache has a Service's as well. OVN has the ACL of the rule
