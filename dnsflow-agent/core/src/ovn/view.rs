@@ -506,8 +506,8 @@ impl OvnView {
         }
     }
 
-    /// The possible changes of the cluster's own networks and addresses since the last call: all of the networks, and so
-    /// many addresses of each kind at most. The others wait for a further call.
+    /// The possible changes of the cluster's own networks and addresses since the last call: all of the networks, and
+    /// so many addresses of each kind at most. The others wait for a further call.
     pub fn take_cluster_changes(
         &mut self,
         most: usize,

@@ -963,8 +963,8 @@ fn at_once(rows: &Rows, allowed: &Refusals) -> RefusedAddresses {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// In whatever parts, what is refused is what all rows come to, and whatever has changed is told to whom it concerns.
-    /// A decision in between is one by all rows. What has been refused all the time, the kernel does not open.
+    /// In whatever parts, what is refused is what all rows come to, and whatever has changed is told to whom it
+    /// concerns. A decision in between is one by all rows. What has been refused all the time, the kernel does not open.
     #[test]
     fn changes_of_rows_come_to_what_all_rows_do(steps in proptest::collection::vec(step(), 1..30)) {
         let mut out = Output::default();
@@ -1068,7 +1068,8 @@ proptest! {
                     prop_assert!(is_in_kernel(address), "{} is open for {:?}", address, kinds().nth(*kind));
                 }
                 let wanted = refused.left_by_kernel.iter().copied();
-                let wanted: BTreeSet<_> = wanted.chain(refused.addresses_left.iter().copied().map(IpNet::from)).collect();
+                let addresses = refused.addresses_left.iter().copied().map(IpNet::from);
+                let wanted: BTreeSet<_> = wanted.chain(addresses).collect();
                 prop_assert_eq!(&kernel, &wanted);
                 let balancers = rows.load_balancers.values();
                 let now: BTreeSet<IpAddr> = balancers.flat_map(|row| row.backends.iter().copied()).collect();
