@@ -3,7 +3,10 @@
 //! A row that cannot be converted is left out, counted and named in the log; it never stops
 //! the others.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    fmt::Display,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use dnsflow_core::{
     Input,
@@ -49,7 +52,19 @@ impl Converter {
         table: &'static str,
         convert: impl Fn(&Row) -> Conversion<T>,
     ) -> Changes<T> {
+        self.every_wanted(replica, table, |_| true, convert)
+    }
+
+    /// Every row of a table that is wanted.
+    pub fn every_wanted<T>(
+        &mut self,
+        replica: &Replica,
+        table: &'static str,
+        is_wanted: impl Fn(RowId) -> bool,
+        convert: impl Fn(&Row) -> Conversion<T>,
+    ) -> Changes<T> {
         let rows = replica.rows(table);
+        let rows = rows.filter(|(id, _)| is_wanted(row_id(*id)));
         rows.filter_map(|(id, row)| {
             let value = self.value(table, id, convert(&row))?;
             Some((row_id(id), Some(value)))
@@ -79,19 +94,21 @@ impl Converter {
     }
 
     fn value<T>(&mut self, table: &str, row: Uuid, converted: Conversion<T>) -> Option<T> {
-        match converted {
-            Ok(value) => value,
-            Err(error) => {
-                self.counters.rows_skipped.fetch_add(1, Relaxed);
-                if self.warned < WARNINGS_MAX {
-                    self.warned += 1;
-                    let database = self.database;
-                    tracing::warn!(database, table, %row, %error, "row skipped");
-                    if self.warned == WARNINGS_MAX {
-                        tracing::warn!(database, "further skipped rows are only counted");
-                    }
-                }
-                None
+        converted.unwrap_or_else(|error| {
+            self.skipped(table, row, &error);
+            None
+        })
+    }
+
+    /// Counts a row that is left out, and logs why.
+    pub fn skipped(&mut self, table: &str, row: Uuid, error: &dyn Display) {
+        self.counters.rows_skipped.fetch_add(1, Relaxed);
+        if self.warned < WARNINGS_MAX {
+            self.warned += 1;
+            let database = self.database;
+            tracing::warn!(database, table, %row, %error, "row skipped");
+            if self.warned == WARNINGS_MAX {
+                tracing::warn!(database, "further skipped rows are only counted");
             }
         }
     }

@@ -22,11 +22,13 @@ use dnsflow_ovsdb::{
 use ipnet::IpNet;
 use tokio::{sync::mpsc, task::JoinSet};
 
+use self::balancers::Balancers;
 use crate::{
     asking::northbound,
     databases::{Converter, row_id, take_large_tables},
 };
 
+mod balancers;
 pub mod nb;
 pub mod sb;
 
@@ -116,13 +118,14 @@ impl OvnDb {
 
 async fn run_nb(mut connection: Connection, inputs: mpsc::Sender<Input>) {
     let mut converter = Converter::new(nb::DATABASE.name, connection.counters());
+    let mut balancers = Balancers::default();
     loop {
         let event = tokio::select! {
             event = connection.next() => event,
             () = inputs.closed() => return,
         };
         let large = take_large_tables(&mut connection);
-        let update = nb_update(&connection, &event, &mut converter);
+        let update = nb_update(&connection, &event, &mut converter, &mut balancers);
         for input in large.into_iter().chain(update.map(Input::Nb)) {
             if inputs.send(input).await.is_err() {
                 return;
@@ -135,15 +138,16 @@ fn nb_update(
     connection: &Connection,
     event: &Event,
     converter: &mut Converter,
+    balancers: &mut Balancers,
 ) -> Option<NbUpdate> {
     let replica = connection.replica()?;
     match event {
         Event::Synced => {
             converter.reset();
-            Some(nb::whole(replica, converter))
+            Some(nb::whole(replica, converter, balancers))
         }
         Event::Changed(changes) => {
-            let update = nb::changed(replica, changes, converter);
+            let update = nb::changed(replica, changes, converter, balancers);
             (update != NbUpdate::default()).then_some(update)
         }
         Event::Conditioned | Event::Selected { .. } | Event::TooLarge(_) => None,

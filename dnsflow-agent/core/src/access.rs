@@ -251,9 +251,18 @@ impl Access<'_> {
         learned.is_news
     }
 
+    /// Takes over who has an address now, ahead of its turn: no decision is made by owners of before.
+    fn catch_up(&mut self, address: IpAddr) {
+        if self.policy.waiting_addresses() > 0 {
+            let changed = |form| self.policy.changed_owners(form);
+            self.refused.catch_up(address, changed);
+        }
+    }
+
     /// Notes whether an entry's address is never opened, and whether a load balancer has it in front or leads to it.
     /// Returns the change for which the address is to be planned anew.
     fn check_address(&mut self, id: PortId, address: IpAddr) -> Option<AddressChange> {
+        self.catch_up(address);
         let row = &self.ports.get(id)?.row;
         let namespace = self.policy.namespace_of_rules(row);
         let checked = self.refused.check(address, row, namespace);
@@ -358,14 +367,16 @@ impl Access<'_> {
         networks: &ChangedNetworks<'_>,
     ) -> BTreeSet<IpAddr> {
         let entries = &self.cache.port(port).entries;
-        let addresses = recheck.addresses().iter();
-        let found = addresses.flat_map(|address| entries.forms_of(*address));
-        let mut found: BTreeSet<IpAddr> = found.collect();
-        if !networks.is_empty() {
+        let addresses = recheck.addresses();
+        if !networks.is_empty() || entries.len() < addresses.len() {
             let all = self.cache.addresses(port).into_iter();
-            found.extend(all.filter(|address| self.refused.is_in(*address, networks)));
+            let is_one = |address: &_| self.refused.is_rechecked(*address, recheck, networks);
+            return all.filter(is_one).collect();
         }
-        found
+        let addresses = addresses.iter();
+        addresses
+            .flat_map(|address| entries.forms_of(*address))
+            .collect()
     }
 
     /// Whether a flow leads to an address that is to be checked again.

@@ -61,13 +61,16 @@ use crate::{
     },
     tools::{
         counter_vec::CounterVec,
-        deadline::{self, Deadline},
+        deadline::{self, Deadline, Why},
     },
     values::{
         class::NameClass,
         flow::FlowKey,
         ids::PortId,
-        limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S, SAVED_RULES_MAX},
+        limits::{
+            ADDRESS_PARTS, ADDRESSES_PER_PART, CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S,
+            SAVED_RULES_MAX,
+        },
         name::DomainName,
         resolver::Resolver,
     },
@@ -252,8 +255,9 @@ impl Engine {
             }
             Input::Nb(update) => {
                 self.sources.read(Source::Nb, update.reset);
+                let are_all = update.reset;
                 let touched = self.policy.apply_nb(update);
-                self.learn_networks(batch);
+                self.learn_networks(are_all, batch);
                 if let Some(networks) = self.policy.take_changed_primary_networks() {
                     self.ports.learn_primary_networks(networks, &mut self.out);
                     self.filter.outdate();
@@ -264,7 +268,7 @@ impl Engine {
             Input::Sb(update) => {
                 self.sources.read(Source::Sb, update.reset);
                 let touched = self.policy.apply_sb(update);
-                self.learn_networks(batch);
+                self.learn_networks(false, batch);
                 self.policy_touched(touched, batch);
             }
             Input::LargeTables { database, tables } => {
@@ -474,7 +478,12 @@ impl Engine {
             .count_denials(&self.ports, &self.policy, &mut self.out);
         self.switch.search_for_blocked(&mut self.out);
         self.policy.timeout(self.switch.is_up(), &mut self.out);
-        self.finish(None, now);
+        let further = (self.policy.waiting_addresses() > 0).then(|| {
+            let mut batch = self.switch.begin(now);
+            self.learn_networks(false, &mut batch);
+            batch
+        });
+        self.finish(further, now);
     }
 
     /// When [`Engine::handle_timeout`] wants to be called, and why.
@@ -493,7 +502,14 @@ impl Engine {
             self.policy.deadline(),
             self.ports.deadline(),
             self.recordings.deadline(),
+            self.addresses_deadline(),
         ])
+    }
+
+    /// The next part of the addresses that have changed is due at once.
+    fn addresses_deadline(&self) -> Option<Deadline> {
+        let waits = self.policy.waiting_addresses() > 0;
+        deadline::at(waits.then(Timestamp::default), Why::Addresses)
     }
 
     /// Ends a turn of any number of inputs: the openings of all of its answers are sent together.
@@ -924,7 +940,7 @@ impl Engine {
 
     /// Records a name. One that leads into the cluster alone is no business of an EgressFirewall.
     fn record(&mut self, port: PortId, answer: &Answer) {
-        let (access, ..) = self.access();
+        let (mut access, ..) = self.access();
         let addresses = answer.addresses.iter().map(|(address, _)| *address);
         let addresses: Vec<IpAddr> = addresses
             .filter(|address| access.may_open(port, *address))
@@ -937,9 +953,14 @@ impl Engine {
         }
     }
 
-    /// Takes over the cluster's own networks and addresses from OVN's rows.
-    fn learn_networks(&mut self, batch: &mut Batch) {
-        let changes = self.policy.take_cluster_changes();
+    /// Takes over the cluster's own networks from OVN's rows, and a part of its addresses, or all.
+    fn learn_networks(&mut self, are_all: bool, batch: &mut Batch) {
+        let part = self.policy.waiting_addresses() / ADDRESS_PARTS;
+        let most = match are_all {
+            true => usize::MAX,
+            false => part.max(ADDRESSES_PER_PART),
+        };
+        let changes = self.policy.take_cluster_changes(most);
         let recheck = changes.map(|changes| self.told.refused.learn(changes, &mut self.out));
         if let Some(recheck) = recheck {
             self.recheck(&recheck, batch);
@@ -956,7 +977,9 @@ impl Engine {
             self.end_earlier_at(&closed, batch.now());
         }
         if let Some(trusted) = self.answers.trusted() {
-            self.told.refused.look_at_resolvers(trusted, &mut self.out);
+            let services_at = |address| self.policy.services_at(address);
+            let refused = &mut self.told.refused;
+            refused.look_at_resolvers(trusted, services_at, &mut self.out);
         }
     }
 
@@ -1119,7 +1142,8 @@ impl Engine {
         self.told.classes.forget_groups(&out_of_force);
         let has_marks = self.told.cache.groups().are_on();
         let refused = &mut self.told.refused;
-        if refused.give_out_networks(has_marks, &mut self.out) {
+        let addresses_wait = self.policy.waiting_addresses() > 0;
+        if refused.give_out_networks((has_marks, addresses_wait), &mut self.out) {
             self.end_earlier(now);
         }
         self.told.classes.give_out(&mut self.out);

@@ -179,11 +179,22 @@ impl Policy {
         self.ovn.apply_sb(update)
     }
 
-    /// Takes the possible changes of the cluster's own networks and addresses since the last call.
+    /// Takes possible changes of the cluster's own networks and addresses ([`OvnView::take_cluster_changes`]).
     pub(crate) fn take_cluster_changes(
         &mut self,
+        most: usize,
     ) -> Option<ClusterChanges<impl Iterator<Item = (IpAddr, Owners)>>> {
-        self.ovn.take_cluster_changes()
+        self.ovn.take_cluster_changes(most)
+    }
+
+    /// How many addresses wait to be taken, of the kind of which more wait.
+    pub(crate) fn waiting_addresses(&self) -> usize {
+        self.ovn.waiting_addresses()
+    }
+
+    /// The owners of an address that waits to be taken.
+    pub(crate) fn changed_owners(&self, address: IpAddr) -> Option<Owners> {
+        self.ovn.changed_owners(address)
     }
 
     /// The addresses to which the load balancers at an address lead.

@@ -150,6 +150,7 @@ impl Hot {
             || !incoming.inputs.is_empty()
             || !incoming.found.is_empty()
             || !incoming.edits.is_empty()
+            || self.next_deadline() <= now()
     }
 
     fn next_deadline(&self) -> Timestamp {

@@ -2,19 +2,23 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use dnsflow_core::ovn::rows::{
-    Acl, Changes, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate, NodeSet, RowId,
-    TemplateVariables, UnreadFronts,
+use dnsflow_core::{
+    ovn::rows::{
+        Acl, Changes, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate, NodeSet, RowId,
+        TemplateVariables, UnreadFronts,
+    },
+    values::limits::BALANCED_ADDRESSES_MAX,
 };
 use dnsflow_ovsdb::{
-    CellError, Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
+    CellError, Clause, Column, Condition, Database, Replica, Row, RowChange, Table, Uuid,
     session::Conditions, value::endpoint,
 };
 use ipnet::IpNet;
 
+use super::balancers::{Balancers, size};
 use crate::{
     asking::northbound::{self, NETWORK, OWNER, is_of_gateway_router},
-    databases::{Conversion, Converter},
+    databases::{Conversion, Converter, row_id},
 };
 
 /// The database.
@@ -128,14 +132,28 @@ pub fn conditions() -> Conditions {
     ])
 }
 
-/// Everything there is.
-pub(super) fn whole(replica: &Replica, converter: &mut Converter) -> NbUpdate {
+/// Everything there is, but for load balancers without room.
+pub(super) fn whole(
+    replica: &Replica,
+    converter: &mut Converter,
+    balancers: &mut Balancers,
+) -> NbUpdate {
+    balancers.reset();
+    // One after the other: together they may be too many.
+    let rows = replica.rows(LOAD_BALANCER);
+    let sizes = rows.filter_map(|(id, row)| {
+        let row = load_balancer(&row).ok()??;
+        Some((row_id(id), Some(size(&row))))
+    });
+    let [without_room, _] = balancers.change(sizes);
+    tell_left_out(replica, &without_room, converter);
+    let is_kept = |id| !balancers.leaves_out(id);
     NbUpdate {
         reset: true,
         acls: converter.every(replica, ACL, acl),
         switches: converter.every(replica, LOGICAL_SWITCH, logical_switch),
         gateway_ports: converter.every(replica, LOGICAL_ROUTER_PORT, gateway_port),
-        load_balancers: converter.every(replica, LOAD_BALANCER, load_balancer),
+        load_balancers: converter.every_wanted(replica, LOAD_BALANCER, is_kept, load_balancer),
         template_variables: converter.every(replica, TEMPLATE_VARIABLES, template_variables),
         unread_fronts: {
             let mut unread = tables_left_out(replica);
@@ -143,6 +161,7 @@ pub(super) fn whole(replica: &Replica, converter: &mut Converter) -> NbUpdate {
                 let front = |row: &Row| unread_front(row, column);
                 unread.extend(converter.every(replica, table, front));
             }
+            unread.extend(without_room.iter().map(|id| (*id, Some(UnreadFronts))));
             unread
         },
         node_sets: converter.every(replica, ADDRESS_SET, node_set),
@@ -154,13 +173,32 @@ pub(super) fn changed(
     replica: &Replica,
     changes: &[RowChange],
     converter: &mut Converter,
+    balancers: &mut Balancers,
 ) -> NbUpdate {
+    let mut load_balancers = converter.changed(replica, changes, LOAD_BALANCER, load_balancer);
+    let sizes = load_balancers.iter();
+    let sizes = sizes.map(|(id, row)| (*id, row.as_ref().map(size)));
+    let [without_room, with_room] = balancers.change(sizes);
+    tell_left_out(replica, &without_room, converter);
+    for (id, row) in &mut load_balancers {
+        row.take_if(|_| balancers.leaves_out(*id));
+    }
+    load_balancers.extend(without_room.iter().map(|id| (*id, None)));
+    let row = |id: RowId| replica.row(LOAD_BALANCER, Uuid::new(id.bits()));
+    load_balancers.extend(with_room.iter().map(|id| {
+        let row = row(*id).and_then(|row| load_balancer(&row).ok().flatten());
+        (*id, row)
+    }));
+    let is_unread = |id| {
+        let is_unreadable = |row: Row| row.backends(VIPS).is_err();
+        balancers.leaves_out(id) || row(id).is_some_and(is_unreadable)
+    };
     NbUpdate {
         reset: false,
         acls: converter.changed(replica, changes, ACL, acl),
         switches: converter.changed(replica, changes, LOGICAL_SWITCH, logical_switch),
         gateway_ports: converter.changed(replica, changes, LOGICAL_ROUTER_PORT, gateway_port),
-        load_balancers: converter.changed(replica, changes, LOAD_BALANCER, load_balancer),
+        load_balancers,
         template_variables: converter.changed(
             replica,
             changes,
@@ -173,6 +211,8 @@ pub(super) fn changed(
                 let front = |row: &Row| unread_front(row, column);
                 unread.extend(converter.changed(replica, changes, table, front));
             }
+            let others = without_room.iter().chain(&with_room);
+            unread.extend(others.map(|id| (*id, is_unread(*id).then_some(UnreadFronts))));
             unread
         },
         node_sets: converter.changed(replica, changes, ADDRESS_SET, node_set),
@@ -289,6 +329,21 @@ pub fn template_variables(row: &Row) -> Conversion<TemplateVariables> {
 /// Whether this column, which tells what load balancers have in front, cannot be read: the row is too long.
 fn unread_front(row: &Row, column: &'static str) -> Conversion<UnreadFronts> {
     Ok(row.backends(column).is_err().then_some(UnreadFronts))
+}
+
+/// Counts load balancers that are left out from now on, and logs them.
+fn tell_left_out(replica: &Replica, left_out: &[RowId], converter: &mut Converter) {
+    for id in left_out {
+        let id = Uuid::new(id.bits());
+        let row = replica.row(LOAD_BALANCER, id);
+        let row = row.and_then(|row| load_balancer(&row).ok().flatten());
+        let whose = row.and_then(|row| row.service).unwrap_or_default();
+        let why = format!(
+            "the load balancers have more than {BALANCED_ADDRESSES_MAX} addresses together, this namespace most: reduce \
+             the externalIPs or endpoints of the Service {whose}"
+        );
+        converter.skipped(LOAD_BALANCER, id, &why);
+    }
 }
 
 /// Those of [`OF_SERVICES`] that are too large, in place of a row.

@@ -195,7 +195,8 @@ impl Access<'_> {
     }
 
     /// Whether an address of an answer to this port may be opened.
-    pub(crate) fn may_open(&self, port: PortId, address: IpAddr) -> bool {
+    pub(crate) fn may_open(&mut self, port: PortId, address: IpAddr) -> bool {
+        self.catch_up(address);
         self.ports.get(port).is_some_and(|port| {
             let namespace = self.policy.namespace_of_rules(&port.row);
             self.refused.check(address, &port.row, namespace).is_ok()
@@ -212,6 +213,9 @@ impl Access<'_> {
             let Answer {
                 name, addresses, ..
             } = &mut reading.answer;
+            for (address, _) in &*addresses {
+                self.catch_up(*address);
+            }
             self.refused.take_out(whose, name, addresses, out);
         }
     }

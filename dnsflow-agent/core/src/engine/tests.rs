@@ -23,6 +23,7 @@ mod kernel_opens;
 mod limits;
 mod model;
 mod networks;
+mod parts;
 mod policy;
 mod refused;
 mod reports;

@@ -2,6 +2,7 @@
 
 pub mod acl;
 pub mod hash;
+pub mod room;
 pub mod rows;
 pub mod template;
 pub mod view;

@@ -17,6 +17,11 @@ impl RowId {
         Self(bits)
     }
 
+    /// Its 128 bits.
+    pub const fn bits(self) -> u128 {
+        self.0
+    }
+
     /// The first 32 bits: a logical flow's OpenFlow cookie, and (as eight hex digits) the
     /// `stage-hint` that names an ACL.
     pub const fn prefix(self) -> u32 {

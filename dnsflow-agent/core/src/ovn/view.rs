@@ -185,8 +185,6 @@ pub struct Owners {
     pub services: BTreeSet<Concerned>,
     /// Likewise for another load balancer that has the address in front.
     pub fronts: BTreeSet<Concerned>,
-    /// The Services at the address, if more than one of them has it.
-    pub shared: BTreeSet<String>,
     /// Whether a node has it.
     pub is_node: bool,
     /// Whether an API server has it.
@@ -255,6 +253,15 @@ impl AddressIndex {
 fn missing(addresses: &[IpAddr], sorted: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
     let addresses = addresses.iter().copied();
     addresses.filter(|address| sorted.binary_search(address).is_err())
+}
+
+/// Takes the first of some addresses, so many at most.
+fn take_first(addresses: &mut BTreeSet<IpAddr>, most: usize) -> BTreeSet<IpAddr> {
+    if addresses.len() <= most {
+        return std::mem::take(addresses);
+    }
+    let first = (0..most).map_while(|_| addresses.pop_first());
+    first.collect()
 }
 
 /// The namespaces and ports that an update of the databases concerns.
@@ -499,13 +506,15 @@ impl OvnView {
         }
     }
 
-    /// The possible changes of the cluster's own networks and addresses since the last call.
+    /// The possible changes of the cluster's own networks and addresses since the last call: all of the networks, and
+    /// so many addresses of each kind at most. The others wait for a further call.
     pub fn take_cluster_changes(
         &mut self,
+        most: usize,
     ) -> Option<ClusterChanges<impl Iterator<Item = (IpAddr, Owners)>>> {
         let is_changed = std::mem::take(&mut self.pod_networks_changed);
-        let touched = std::mem::take(&mut self.touched_addresses);
-        let backends = std::mem::take(&mut self.touched_backends);
+        let touched = take_first(&mut self.touched_addresses, most);
+        let backends = take_first(&mut self.touched_backends, most);
         let unread_changed = std::mem::take(&mut self.unread_fronts_changed);
         if !is_changed && touched.is_empty() && backends.is_empty() && !unread_changed {
             return None;
@@ -519,6 +528,19 @@ impl OvnView {
             backends,
             are_fronts_unread: view.unread_fronts.iter().next().is_some(),
         })
+    }
+
+    /// How many addresses wait for [`OvnView::take_cluster_changes`], of the kind of which more wait.
+    pub fn waiting_addresses(&self) -> usize {
+        self.touched_addresses
+            .len()
+            .max(self.touched_backends.len())
+    }
+
+    /// The owners of an address that waits, in which they may be others than when last taken.
+    pub fn changed_owners(&self, address: IpAddr) -> Option<Owners> {
+        let is_touched = self.touched_addresses.contains(&address);
+        is_touched.then(|| self.owners_of(address))
     }
 
     fn load_balancers_at(&self, address: IpAddr) -> impl Iterator<Item = &LoadBalancer> {
@@ -573,17 +595,12 @@ impl OvnView {
             let rows = rows.filter(move |row| row.service.is_some() == is_service);
             rows.map(|row| on(row.network.as_ref()))
         };
-        let names: BTreeSet<&str> = self.services_at(address).collect();
         let is_variable = self.template_variables_at.has(address);
         Owners {
             services: rows(true).collect(),
             fronts: rows(false)
                 .chain(is_variable.then_some(Concerned::Everybody))
                 .collect(),
-            shared: match names.len() {
-                0 | 1 => BTreeSet::new(),
-                _ => names.into_iter().map(str::to_owned).collect(),
-            },
             is_node: self.gateways_at.has(address)
                 || self.encapsulations_at.has(address)
                 || self.node_sets_at.has(address),

@@ -25,7 +25,7 @@ use crate::{
     tools::counter_vec::{CounterVec, Label as _, labels},
     values::{
         ids::PortId,
-        limits::{CLUSTER_NETWORKS_MAX, REFUSALS_REPORTED_MAX},
+        limits::{CLUSTER_NETWORKS_MAX, COVERING_NAMED_MAX, REFUSALS_REPORTED_MAX},
         name::DomainName,
         resolver::Resolver,
     },
@@ -713,8 +713,6 @@ pub(crate) struct RefusedAddresses {
     reported: HashMap<PortId, BTreeSet<(DomainName, IpAddr)>>,
     /// The allowed networks that would be refused otherwise, as they were reported.
     overridden: BTreeMap<IpNet, BTreeSet<&'static str>>,
-    /// The Services at each address that more than one of them has.
-    shared: BTreeMap<IpAddr, BTreeSet<String>>,
     /// Other networks and Services at the address of a trusted DNS server, as reported.
     covered: BTreeMap<Resolver, BTreeSet<String>>,
     /// Whether networks of pods have no room.
@@ -740,7 +738,6 @@ impl RefusedAddresses {
             counts: CounterVec::default(),
             reported: HashMap::new(),
             overridden: BTreeMap::new(),
-            shared: BTreeMap::new(),
             covered: BTreeMap::new(),
             are_left_out: false,
             left_by_kernel: BTreeSet::new(),
@@ -773,9 +770,9 @@ impl RefusedAddresses {
         for (address, owners) in changes.addresses {
             #[cfg(test)]
             self.work.update(|work| work + 1);
-            if self.learn_owners(address, owners) {
-                changed.insert(address);
-            }
+            // Also if its owners were caught up with: what was decided before is still to be checked.
+            self.learn_owners(address, owners);
+            changed.insert(address);
         }
         // Pods come and go all the time. Nobody was told their addresses, unless an option opens them.
         let pods_of_all = self.refusals.learned.pods.get(&Concerned::Everybody);
@@ -819,36 +816,37 @@ impl RefusedAddresses {
         changed.collect()
     }
 
-    /// Takes over the owners of an address. Returns whether they are others.
-    fn learn_owners(&mut self, address: IpAddr, owners: Owners) -> bool {
+    /// Before a decision over an address: takes over the owners that are not learned yet (`changed`), of each of its
+    /// forms.
+    pub(crate) fn catch_up(&mut self, address: IpAddr, changed: impl Fn(IpAddr) -> Option<Owners>) {
+        let forms: Vec<_> = self.refusals.forms(address).collect();
+        for form in forms {
+            if let Some(owners) = changed(form) {
+                self.learn_owners(form, owners);
+            }
+        }
+    }
+
+    /// Takes over the owners of an address.
+    fn learn_owners(&mut self, address: IpAddr, owners: Owners) {
         let Owners {
             services,
-            shared,
             fronts,
             is_node,
             is_api_server,
         } = owners;
-        match shared.is_empty() {
-            true => self.shared.remove(&address),
-            false => self.shared.insert(address, shared),
-        };
         let learned = &mut self.refusals.learned;
-        let are_others = [
-            replace_of_address(&mut learned.services, address, &services),
-            replace_of_address(&mut learned.fronts, address, &fronts),
-        ];
+        replace_of_address(&mut learned.services, address, &services);
+        replace_of_address(&mut learned.fronts, address, &fronts);
         let Learned {
             nodes, api_servers, ..
         } = learned;
-        let has_changed = |addresses: &mut BTreeSet<IpAddr>, is_in| match is_in {
-            true => addresses.insert(address),
-            false => addresses.remove(&address),
-        };
-        let is_news = [
-            has_changed(nodes, is_node),
-            has_changed(api_servers, is_api_server),
-        ];
-        are_others.contains(&true) || is_news.contains(&true)
+        for (addresses, is_in) in [(nodes, is_node), (api_servers, is_api_server)] {
+            match is_in {
+                true => addresses.insert(address),
+                false => addresses.remove(&address),
+            };
+        }
     }
 
     /// Refuses from now on these addresses of the cluster's DNS Services. Returns the addresses to check again.
@@ -950,15 +948,23 @@ impl RefusedAddresses {
     }
 
     fn is_left(&self, network: &IpNet) -> bool {
-        let is_single = network.prefix_len() == network.max_prefix_len();
         self.left_by_kernel.contains(network)
-            || is_single && self.addresses_left.contains(&network.addr())
+            || is_single(network) && self.addresses_left.contains(&network.addr())
     }
 
     /// Tells the kernel which addresses it leaves to the agent from now on: those that may be refused, in whatever
     /// form, and those in front of load balancers. Without marks, it opens none. Returns whether there are further ones.
-    pub(crate) fn give_out_networks(&mut self, has_marks: bool, out: &mut Output) -> bool {
-        let changes = std::mem::take(&mut self.left_changed);
+    /// While addresses wait to be learned, no network goes: it may have them.
+    pub(crate) fn give_out_networks(
+        &mut self,
+        (has_marks, addresses_wait): (bool, bool),
+        out: &mut Output,
+    ) -> bool {
+        let mut changes = std::mem::take(&mut self.left_changed);
+        if addresses_wait {
+            let waits = |network: &IpNet, is_left: &mut bool| !*is_left && !is_single(network);
+            self.left_changed = changes.extract_if(.., waits).collect();
+        }
         let are_further = changes.values().any(|is_left| *is_left);
         let are_unread = self.refusals.learned.are_fronts_unread;
         if has_marks && std::mem::replace(&mut self.unread_told, are_unread) != are_unread {
@@ -980,25 +986,28 @@ impl RefusedAddresses {
         }
     }
 
-    /// Reports the trusted DNS servers at whose address somebody else may answer.
-    pub(crate) fn look_at_resolvers(&mut self, resolvers: &BTreeSet<Resolver>, out: &mut Output) {
+    /// Reports the trusted DNS servers at whose address somebody else may answer: another network, or one of several
+    /// Services there.
+    pub(crate) fn look_at_resolvers<'a, Services: Iterator<Item = &'a str>>(
+        &mut self,
+        resolvers: &BTreeSet<Resolver>,
+        services_at: impl Fn(IpAddr) -> Services,
+        out: &mut Output,
+    ) {
         let mut covered = BTreeMap::new();
         for resolver in resolvers {
-            let mut by = BTreeSet::new();
-            for (whose, networks) in &self.refusals.learned.pods {
-                if let Concerned::Network(name) = whose
-                    && networks.contains(resolver.address)
-                {
-                    by.insert(format!("the user-defined network {name}"));
-                }
-            }
-            if let Some(services) = self.shared.get(&resolver.address) {
-                by.extend(
-                    services
-                        .iter()
-                        .map(|service| format!("the Service {service}")),
-                );
-            }
+            let pods = self.refusals.learned.pods.iter();
+            let networks = pods.filter_map(|(whose, networks)| match whose {
+                Concerned::Network(name) => networks
+                    .contains(resolver.address)
+                    .then(|| format!("the user-defined network {name}")),
+                Concerned::Everybody | Concerned::Namespace(_) => None,
+            });
+            let services: BTreeSet<_> = services_at(resolver.address).collect();
+            let services = services.iter().filter(|_| services.len() > 1);
+            let services = services.map(|service| format!("the Service {service}"));
+            let by = networks.chain(services).take(COVERING_NAMED_MAX);
+            let by: BTreeSet<String> = by.collect();
             if !by.is_empty() {
                 if self.covered.get(resolver) != Some(&by) {
                     out.report(Report::ResolverCovered {
@@ -1151,6 +1160,10 @@ impl RefusedAddresses {
     }
 }
 
+fn is_single(network: &IpNet) -> bool {
+    network.prefix_len() == network.max_prefix_len()
+}
+
 /// Whom an address of this list concerns.
 fn concerned_by(
     known: &BTreeSet<(IpAddr, Concerned)>,
@@ -1163,12 +1176,12 @@ fn concerned_by(
         .map(|(_, whose)| whose)
 }
 
-/// Whom an address of this list concerns, becomes this. Returns whether it was something else.
+/// Whom an address of this list concerns, becomes this.
 fn replace_of_address(
     known: &mut BTreeSet<(IpAddr, Concerned)>,
     address: IpAddr,
     now: &BTreeSet<Concerned>,
-) -> bool {
+) {
     let before: BTreeSet<Concerned> = concerned_by(known, address).cloned().collect();
     for whose in before.difference(now) {
         known.remove(&(address, whose.clone()));
@@ -1176,7 +1189,6 @@ fn replace_of_address(
     for whose in now.difference(&before) {
         known.insert((address, whose.clone()));
     }
-    before != *now
 }
 
 /// The networks within the limit: first those that concern everybody, then the largest of each tenant, then the second

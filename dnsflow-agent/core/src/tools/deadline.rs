@@ -33,6 +33,8 @@ pub enum Why {
     Attachment,
     /// A recording ends.
     Recording,
+    /// Further addresses of the cluster are taken over from OVN's rows.
+    Addresses,
 }
 
 /// A point in time, and the work that is due then.

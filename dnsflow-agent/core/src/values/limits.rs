@@ -176,6 +176,16 @@ const _: () = assert!(CACHED_NAMES_MAX <= dnsflow_common::key::ENTRIES_MAX as us
 pub const CLUSTER_NETWORKS_MAX: usize = 4096;
 /// Refused addresses of one pod that are remembered as reported; with more, each is reported again.
 pub const REFUSALS_REPORTED_MAX: usize = 64;
+/// Addresses of all load balancers, in front and behind: some 90 MiB, at 255 bytes each in the core, and 100 in the
+/// copy of the table and beside the kernel's list. Four Services have as many, or 100,000 usual ones.
+pub const BALANCED_ADDRESSES_MAX: usize = 1 << 18;
+/// Networks and Services in the report of those who may answer at a DNS server's address.
+pub const COVERING_NAMED_MAX: usize = 16;
+/// Addresses of OVN's rows that are taken over in one step: 1 to 5 ms of the hot thread with 50 pods. A tenant can
+/// change 65,536 at once (`externalIPs` of a Service).
+pub const ADDRESSES_PER_PART: usize = 1 << 10;
+/// Of more than 65,536 that wait, a step takes one in so many: so they get fewer, however fast further ones come.
+pub const ADDRESS_PARTS: usize = 64;
 /// Names of one pod that are remembered after they have ended, for people who ask.
 pub const ENDED_NAMES_MAX: usize = 64;
 /// Of the addresses of one answer that a limit has left out, so many are remembered with those names.

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
+    collections::BTreeMap,
     net::IpAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
@@ -10,6 +11,7 @@ use dnsflow_ovsdb::{
     OvsdbCounters,
     fixtures::{self, DUAL_RESOLVER_NB, UDN_NB, V4_NB},
 };
+use proptest::{collection::vec, option, prelude::*};
 use serde_json::{Value, json};
 
 use super::*;
@@ -25,6 +27,7 @@ fn acls(text: &str) -> Vec<(RowId, Acl)> {
     let update = whole(
         &replica,
         &mut Converter::new(DATABASE.name, counters.clone()),
+        &mut Balancers::default(),
     );
     assert!(update.reset);
     assert_eq!(counters.rows_skipped.load(Relaxed), 0);
@@ -94,6 +97,7 @@ fn rows_with_unusable_cells_are_left_out_and_counted_and_the_others_stay() {
     let update = whole(
         &replica,
         &mut Converter::new(DATABASE.name, counters.clone()),
+        &mut Balancers::default(),
     );
     assert_eq!(counters.rows_skipped.load(Relaxed), 6);
     assert_eq!(update.acls.len(), 1);
@@ -109,7 +113,12 @@ fn only_rows_that_read_differently_are_told() {
         let changes = replica
             .apply_value(json!({"ACL": {id.to_string(): {"modify": columns}}}))
             .unwrap();
-        changed(&replica, &changes, &mut converter)
+        changed(
+            &replica,
+            &changes,
+            &mut converter,
+            &mut Balancers::default(),
+        )
     };
     let update = change(json!({"external_ids": ["map", [["unrelated", "x"]]]}));
     assert_eq!(update, NbUpdate::default());
@@ -133,6 +142,7 @@ fn what_leads_into_the_cluster_is_read_with_the_network_that_it_belongs_to() {
     let update = whole(
         &replica,
         &mut Converter::new(DATABASE.name, counters.clone()),
+        &mut Balancers::default(),
     );
     assert_eq!(counters.rows_skipped.load(Relaxed), 0);
     let switches = update.switches.into_iter().filter_map(|(_, switch)| switch);
@@ -161,6 +171,7 @@ fn services_and_gateways_that_ovn_kubernetes_writes() {
     let update = whole(
         &replica,
         &mut Converter::new(DATABASE.name, counters.clone()),
+        &mut Balancers::default(),
     );
     assert_eq!(counters.rows_skipped.load(Relaxed), 0);
     let services = update.load_balancers.into_iter();
@@ -186,7 +197,9 @@ fn the_address_sets_of_nodes_are_read_and_not_those_of_a_namespace_of_that_name(
     let counters = Arc::<OvsdbCounters>::default();
     let sets = |replica: &Replica| {
         let mut converter = Converter::new(DATABASE.name, counters.clone());
-        let sets = whole(replica, &mut converter).node_sets.into_iter();
+        let sets = whole(replica, &mut converter, &mut Balancers::default())
+            .node_sets
+            .into_iter();
         let addresses = sets.filter_map(|(_, set)| Some(set?.addresses));
         addresses.flatten().collect::<BTreeSet<_>>()
     };
@@ -239,6 +252,7 @@ fn read(rows: Value) -> (Replica, NbUpdate) {
     let update = whole(
         &replica,
         &mut Converter::new(DATABASE.name, counters.clone()),
+        &mut Balancers::default(),
     );
     assert_eq!(counters.rows_skipped.load(Relaxed), 0);
     (replica, update)
@@ -340,6 +354,7 @@ fn addresses_without_ports_in_template_variables_may_be_in_front() {
         found(whole(
             &replica,
             &mut Converter::new(DATABASE.name, counters),
+            &mut Balancers::default(),
         ))
     };
     let changed = change(json!([
@@ -353,4 +368,107 @@ fn addresses_without_ports_in_template_variables_may_be_in_front() {
         ["NODEIP_IPv6_0", "fd00:172:18::2"]
     ]));
     assert_eq!(changed, set(&["172.18.0.3", "fd00:172:18::2"]));
+}
+
+/// What the core knows of load balancers: the addresses of each, and those that cannot be read.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+struct Known {
+    addresses: BTreeMap<RowId, usize>,
+    unread: BTreeSet<RowId>,
+}
+
+impl Known {
+    fn apply(&mut self, update: NbUpdate) {
+        for (id, row) in update.load_balancers {
+            match row {
+                Some(row) => self
+                    .addresses
+                    .insert(id, row.addresses.len() + row.backends.len()),
+                None => self.addresses.remove(&id),
+            };
+        }
+        for (id, unread) in update.unread_fronts {
+            match unread {
+                Some(UnreadFronts) => self.unread.insert(id),
+                None => self.unread.remove(&id),
+            };
+        }
+    }
+}
+
+/// The most addresses, in these tests.
+const MAX: usize = 8;
+
+/// A load balancer of a namespace, with so many addresses in front and one behind, or one that cannot be read.
+type Balancer = Option<(u8, u8)>;
+
+fn row_of(number: u8, balancer: Balancer) -> Value {
+    let Some((namespace, addresses)) = balancer else {
+        return json!({"initial": {"vips": 7}});
+    };
+    let vip = |last| json!([format!("203.0.{number}.{last}:80"), "198.51.100.1:80"]);
+    let vips: Vec<_> = (0..addresses).map(vip).collect();
+    let ids = json!([
+        ["k8s.ovn.org/owner", format!("ns{namespace}/web{number}")],
+        ["k8s.ovn.org/kind", "Service"]
+    ]);
+    self::balancer("web", ids, json!(vips))
+}
+
+proptest! {
+    /// Whatever has come and gone, the core knows of the rows what it would if they were read anew: no more addresses
+    /// than there is room for, and of each other row that it is not read.
+    #[test]
+    fn load_balancers_without_room_are_left_out_as_unread(
+        steps in vec((0..6u8, option::of(option::weighted(0.8, (0..3u8, 0..6u8)))), 1..20),
+    ) {
+        let mut replica = Replica::new(&DATABASE);
+        let mut converter = Converter::new(DATABASE.name, Arc::default());
+        let mut balancers = Balancers::limited_to(MAX);
+        let mut known = Known::default();
+        let mut rows = BTreeSet::new();
+        for (number, row) in steps {
+            let mut apply = |update: Value| {
+                replica.apply_value(json!({"Load_Balancer": {id(number): update}})).unwrap()
+            };
+            let mut changes = Vec::new();
+            if rows.remove(&number) {
+                changes.extend(apply(json!({"delete": null})));
+            }
+            if let Some(balancer) = row {
+                changes.extend(apply(row_of(number, balancer)));
+                rows.insert(number);
+            }
+            known.apply(changed(&replica, &changes, &mut converter, &mut balancers));
+            let mut anew = Known::default();
+            anew.apply(whole(&replica, &mut converter, &mut Balancers::limited_to(MAX)));
+            prop_assert_eq!(&known, &anew);
+            let all: usize = known.addresses.values().sum();
+            prop_assert!(all <= MAX, "{} addresses", all);
+            let mut told: BTreeSet<_> = known.addresses.keys().copied().collect();
+            prop_assert!(told.is_disjoint(&known.unread));
+            told.extend(&known.unread);
+            prop_assert_eq!(told, rows.iter().map(|number| RowId::new(u128::from(*number))).collect());
+        }
+    }
+}
+
+#[test]
+fn a_load_balancer_without_room_is_counted() {
+    let mut replica = Replica::new(&DATABASE);
+    let rows = [(1, (1, 5)), (2, (1, 6)), (3, (2, 1))];
+    let rows = rows.map(|(number, row)| (id(number), row_of(number, Some(row))));
+    let rows: BTreeMap<_, _> = rows.into();
+    replica.apply_value(json!({"Load_Balancer": rows})).unwrap();
+    let counters = Arc::<OvsdbCounters>::default();
+    let mut converter = Converter::new(DATABASE.name, counters.clone());
+    let mut known = Known::default();
+    known.apply(whole(
+        &replica,
+        &mut converter,
+        &mut Balancers::limited_to(MAX),
+    ));
+    // Of the namespace that has most, the largest.
+    assert_eq!(known.unread, [RowId::new(2)].into());
+    assert_eq!(counters.rows_skipped.load(Relaxed), 1);
 }

@@ -571,22 +571,20 @@ fn what_an_option_allows_against_all_this_is_said() {
 fn a_resolver_that_others_may_answer_for_is_said_once() {
     let mut refused = owner();
     let mut out = Output::default();
-    let services = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let pods = networks(&["192.0.2.0/24"]).into_iter().collect();
-    let both = Owners {
-        services: [Concerned::Everybody].into(),
-        shared: services(&["kube-system/dns", "evil/dns"]),
-        ..Owners::default()
-    };
     let pods = [(Concerned::Network("udn3".into()), pods)].into();
-    refused.learn(changes(pods, [("10.96.0.11", both)]), &mut out);
+    refused.learn(changes(pods, []), &mut out);
     out.reports.clear();
     let resolvers = ["10.96.0.10", "10.96.0.11", "192.0.2.53"].map(|text| Resolver {
         address: address(text),
         port: 53,
     });
     for _ in 0..2 {
-        refused.look_at_resolvers(&resolvers.into(), &mut out);
+        let services_at = |at: IpAddr| {
+            let names = ["kube-system/dns", "evil/dns", "evil/dns"].into_iter();
+            names.filter(move |_| at == address("10.96.0.11"))
+        };
+        refused.look_at_resolvers(&resolvers.into(), services_at, &mut out);
     }
     let told: Vec<_> = out
         .reports
@@ -610,6 +608,43 @@ fn a_resolver_that_others_may_answer_for_is_said_once() {
         told,
         wanted.map(|(one, by)| (one.to_owned(), by.to_owned()))
     );
+}
+
+/// An address of the network may come to be refused by itself in the same update.
+#[test]
+fn a_network_goes_from_the_kernel_behind_the_addresses_that_wait() {
+    let mut refused = owner();
+    let given = |refused: &mut RefusedAddresses, addresses_wait| {
+        let mut out = Output::default();
+        refused.give_out_networks((true, addresses_wait), &mut out);
+        let mut commands = out.commands.into_iter();
+        match commands.next() {
+            Some(Command::LeaveNetworks(changes)) => changes,
+            _ => BTreeMap::new(),
+        }
+    };
+    given(&mut refused, false);
+    let [network] = networks(&["203.0.113.0/24"])[..] else {
+        panic!("one");
+    };
+    let pods = PodNetworks::from([(Concerned::Everybody, [network].into())]);
+    let service = || Owners {
+        services: [Concerned::Everybody].into(),
+        ..Owners::default()
+    };
+    let out = &mut Output::default();
+    refused.learn(changes(pods, [("198.51.100.1", service())]), out);
+    let single = IpNet::from(address("198.51.100.1"));
+    // What comes, comes at once.
+    let come = [(network, true), (single, true)];
+    assert_eq!(given(&mut refused, true), come.into());
+    let gone = changes(PodNetworks::new(), [("198.51.100.1", Owners::default())]);
+    refused.learn(gone, out);
+    assert_eq!(given(&mut refused, true), [(single, false)].into());
+    let owned = [("203.0.113.1", service())];
+    refused.learn(changes(PodNetworks::new(), owned), out);
+    let last = [(address("203.0.113.1").into(), true), (network, false)];
+    assert_eq!(given(&mut refused, false), last.into());
 }
 
 proptest! {
@@ -663,7 +698,11 @@ enum Step {
     Row(u128, Change),
     /// A database is read again; a change was missed.
     Again(u128, Change),
-    /// The changes are learned.
+    /// A part of the addresses is learned, so many of each kind.
+    Part(usize),
+    /// It is decided over an address, the one at this place.
+    Decide(usize),
+    /// All changes are learned.
     Learn,
 }
 
@@ -751,6 +790,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (0..4u128, change()).prop_map(|(id, change)| Step::Row(id, change)),
         1 => (0..4u128, change()).prop_map(|(id, change)| Step::Again(id, change)),
+        3 => (1..3usize).prop_map(Step::Part),
+        3 => (0..100usize).prop_map(Step::Decide),
         3 => Just(Step::Learn),
     ]
 }
@@ -800,7 +841,7 @@ impl Rows {
     }
 
     /// What they come to, from all of them.
-    fn learned(&self) -> (Learned, BTreeMap<IpAddr, BTreeSet<String>>) {
+    fn learned(&self) -> Learned {
         let on = |network: &Option<String>| match network {
             Some(network) => Concerned::Network(network.clone()),
             None => Concerned::Everybody,
@@ -827,19 +868,15 @@ impl Rows {
             let addresses = row.addresses.iter();
             fronts.extend(addresses.map(|address| (*address, Concerned::Everybody)));
         }
-        let mut shared: BTreeMap<IpAddr, BTreeSet<String>> = BTreeMap::new();
         for row in self.load_balancers.values() {
             for address in &row.addresses {
-                let Some(service) = &row.service else {
-                    fronts.insert((*address, on(&row.network)));
-                    continue;
+                let owners = match row.service {
+                    Some(_) => &mut services,
+                    None => &mut fronts,
                 };
-                services.insert((*address, on(&row.network)));
-                let services = shared.entry(*address).or_default();
-                services.insert(service.clone());
+                owners.insert((*address, on(&row.network)));
             }
         }
-        shared.retain(|_, services| services.len() > 1);
         let gateways = self.gateway_ports.values().flat_map(|port| &port.addresses);
         let node_sets = self.node_sets.values().flat_map(|set| &set.addresses);
         let encapsulations = self.encapsulations.values().map(|row| &row.ip);
@@ -849,7 +886,7 @@ impl Rows {
                 row.service.as_deref() == Some("default/kubernetes") && row.network.is_none()
             })
             .flat_map(|row| &row.backends);
-        let learned = Learned {
+        Learned {
             pods: pods
                 .map(|(whose, nets)| (whose, Networks::new(nets)))
                 .collect(),
@@ -866,8 +903,7 @@ impl Rows {
             api_servers: api_servers.copied().collect(),
             dns: BTreeSet::new(),
             dns_cache: BTreeSet::new(),
-        };
-        (learned, shared)
+        }
     }
 }
 
@@ -900,19 +936,56 @@ fn checks(refused: &RefusedAddresses) -> BTreeMap<IpAddr, Vec<Checked>> {
     forms.map(check).collect()
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+/// The addresses that are left to the agent at ports of each kind, as far as the kernel opens anything there.
+fn left(
+    refused: &RefusedAddresses,
+    checks: &BTreeMap<IpAddr, Vec<Checked>>,
+) -> BTreeSet<(IpAddr, usize)> {
+    let kinds = kinds()
+        .enumerate()
+        .filter(|(_, (network, namespace))| refused.kernel_knows_all(&row(*network), *namespace));
+    let left = kinds.flat_map(|(kind, _)| {
+        let left = checks
+            .iter()
+            .filter(move |(_, checked)| checked[kind] != (Ok(()), false));
+        left.map(move |(address, _)| (*address, kind))
+    });
+    left.collect()
+}
 
-    /// Whatever has changed before, what is refused is what all rows come to, and whatever has changed is told to whom it concerns.
+/// An owner of what these rows come to, all at once.
+fn at_once(rows: &Rows, allowed: &Refusals) -> RefusedAddresses {
+    let mut refused = RefusedAddresses::new(allowed.clone(), &mut Output::default());
+    refused.refusals.learned = rows.learned();
+    refused
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// In whatever parts, what is refused is what all rows come to, and whatever has changed is told to whom it
+    /// concerns. A decision in between is one by all rows. What has been refused all the time, the kernel does not open.
     #[test]
     fn changes_of_rows_come_to_what_all_rows_do(steps in proptest::collection::vec(step(), 1..30)) {
         let mut out = Output::default();
         let allowed = refusals(&[], &[], &["10.96.0.2", "198.51.100.0/24"]);
-        let mut refused = RefusedAddresses::new(allowed, &mut out);
+        let mut refused = RefusedAddresses::new(allowed.clone(), &mut out);
         let mut view = OvnView::default();
         let mut rows = Rows::default();
         let mut backends = BTreeSet::new();
+        // By the last decision over each.
+        let mut decided = checks(&refused);
+        let mut told_backends = BTreeSet::new();
+        let mut left_since = left(&refused, &decided);
+        let mut kernel = BTreeSet::new();
         for step in steps.into_iter().chain([Step::Learn]) {
+            // Networks are learned at once.
+            let most = match step {
+                Step::Row(..) | Step::Again(..) => 0,
+                Step::Part(most) => most,
+                Step::Decide(_) | Step::Learn => usize::MAX,
+            };
+            let is_all = matches!(step, Step::Learn);
             match step {
                 Step::Row(id, change) => {
                     rows.set(id, change.clone());
@@ -936,49 +1009,80 @@ proptest! {
                     rows.set(id, change);
                     rows.read_again(&mut view);
                 }
-                Step::Learn => {
-                    let before = checks(&refused);
-                    let changes = view.take_cluster_changes();
-                    let recheck = changes.map(|changes| refused.learn(changes, &mut out));
-                    let recheck = recheck.unwrap_or_default();
-                    let (learned, shared) = rows.learned();
-                    prop_assert_eq!(&refused.refusals.learned, &learned);
-                    prop_assert_eq!(&refused.shared, &shared);
-                    let mut overridden = refused.refusals.overridden();
-                    overridden.retain(|_, reasons| !reasons.is_empty());
-                    prop_assert_eq!(&refused.overridden, &overridden);
-                    let now = checks(&refused);
-                    for (address, checked) in &now {
-                        let checked = kinds().zip(before[address].iter().zip(checked));
-                        for ((network, namespace), (before, now)) in checked.filter(|(_, (before, now))| before != now) {
-                            let networks = recheck.networks_of(&row(network), namespace);
-                            let is_told = refused.is_rechecked(*address, &recheck, &networks);
-                            prop_assert!(is_told, "{} {:?} {:?}: {:?}, then {:?}", address, network, namespace, before, now);
-                        }
-                    }
-                    // What the kernel may open at a port is not refused to the port, and in front of nothing.
-                    let left = refused.left_by_kernel.iter().copied();
-                    let left: Vec<IpNet> = left.chain(refused.addresses_left.iter().copied().map(IpNet::from)).collect();
-                    for (address, checked) in &now {
-                        let is_left = left.iter().any(|network| network.contains(address));
-                        for ((network, namespace), checked) in kinds().zip(checked) {
-                            let is_left = is_left || !refused.kernel_knows_all(&row(network), namespace);
-                            prop_assert!(is_left || *checked == (Ok(()), false), "{}: {:?}", address, checked);
-                        }
-                    }
-                    let balancers = rows.load_balancers.values();
-                    let now: BTreeSet<IpAddr> = balancers.flat_map(|row| row.backends.iter().copied()).collect();
-                    for address in ADDRESSES.iter().map(|text| address(text)) {
-                        prop_assert_eq!(view.is_backend(address), now.contains(&address));
-                    }
-                    let pods = learned.pods.get(&Concerned::Everybody);
-                    for address in now.symmetric_difference(&backends) {
-                        let is_told = refused.is_rechecked(*address, &recheck, &recheck.networks_of_all());
-                        let is_pod = pods.is_some_and(|pods| pods.contains(*address));
-                        prop_assert!(is_told || is_pod, "{} is not told", address);
-                    }
-                    backends = now;
+                Step::Decide(at) => {
+                    let at = at % decided.len();
+                    let (address, checked) = decided.iter_mut().nth(at).expect("there are some");
+                    refused.catch_up(*address, |form| view.changed_owners(form));
+                    *checked = checks(&refused).remove(address).expect("it is one of them");
+                    let wanted = checks(&at_once(&rows, &allowed));
+                    prop_assert_eq!(&*checked, &wanted[address], "{}", address);
+                    continue;
                 }
+                Step::Part(_) | Step::Learn => {}
+            }
+            let all_rows = at_once(&rows, &allowed);
+            let wanted = checks(&all_rows);
+            left_since = &left_since & &left(&all_rows, &wanted);
+            let changes = view.take_cluster_changes(most);
+            let recheck = changes.map(|changes| refused.learn(changes, &mut out));
+            let recheck = recheck.unwrap_or_default();
+            for (address, checked) in &mut decided {
+                for ((network, namespace), (before, now)) in kinds().zip(checked.iter_mut().zip(&wanted[address])) {
+                    let networks = recheck.networks_of(&row(network), namespace);
+                    if refused.is_rechecked(*address, &recheck, &networks) {
+                        *before = *now;
+                    }
+                }
+            }
+            for address in ADDRESSES.iter().map(|text| address(text)) {
+                if refused.is_rechecked(address, &recheck, &recheck.networks_of_all()) {
+                    told_backends.insert(address);
+                }
+            }
+            out.commands.clear();
+            refused.give_out_networks((true, view.waiting_addresses() > 0), &mut out);
+            for command in &out.commands {
+                let Command::LeaveNetworks(changes) = command else {
+                    continue;
+                };
+                for (network, is_left) in changes {
+                    match is_left {
+                        true => kernel.insert(*network),
+                        false => kernel.remove(network),
+                    };
+                }
+            }
+            let is_in_kernel = |address: &IpAddr| kernel.iter().any(|network| network.contains(address));
+            for (address, kind) in &left_since {
+                prop_assert!(is_in_kernel(address), "{} is open for {:?}", address, kinds().nth(*kind));
+            }
+            if is_all {
+                prop_assert_eq!(&refused.refusals.learned, &rows.learned());
+                prop_assert_eq!(&decided, &wanted);
+                let mut overridden = refused.refusals.overridden();
+                overridden.retain(|_, reasons| !reasons.is_empty());
+                prop_assert_eq!(&refused.overridden, &overridden);
+                // What the kernel may open at a port is not refused to the port, and in front of nothing.
+                left_since = left(&refused, &wanted);
+                for (address, kind) in &left_since {
+                    prop_assert!(is_in_kernel(address), "{} is open for {:?}", address, kinds().nth(*kind));
+                }
+                let wanted = refused.left_by_kernel.iter().copied();
+                let addresses = refused.addresses_left.iter().copied().map(IpNet::from);
+                let wanted: BTreeSet<_> = wanted.chain(addresses).collect();
+                prop_assert_eq!(&kernel, &wanted);
+                let balancers = rows.load_balancers.values();
+                let now: BTreeSet<IpAddr> = balancers.flat_map(|row| row.backends.iter().copied()).collect();
+                for address in ADDRESSES.iter().map(|text| address(text)) {
+                    prop_assert_eq!(view.is_backend(address), now.contains(&address));
+                }
+                let pods = refused.refusals.learned.pods.get(&Concerned::Everybody);
+                for address in now.symmetric_difference(&backends) {
+                    let is_pod = pods.is_some_and(|pods| pods.contains(*address));
+                    prop_assert!(told_backends.contains(address) || is_pod, "{} is not told", address);
+                }
+                backends = now;
+                told_backends.clear();
             }
         }
     }
