@@ -400,8 +400,8 @@ pub const ASKED_SERVERS: usize = 4096;
 pub const FAILED_ANSWERS_PER_INTERFACE: usize = 64;
 /// … and of all of them. They take about two megabytes.
 pub const FAILED_ANSWERS: usize = 4096;
-/// An explanation names a DNS server that is not trusted for this long after the pod has asked it: pods resolve a name just before they
-/// connect.
+/// An explanation names a DNS server that is not trusted for this long after the pod has asked it: pods resolve a name
+/// just before they connect.
 pub const UNTRUSTED_ASKED_MAX: Duration = Duration::from_secs(60);
 /// Places where pods have connected to, or have tried to, which are remembered for people who ask: of one
 /// interface …
