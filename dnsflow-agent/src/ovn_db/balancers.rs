@@ -62,7 +62,10 @@ impl Balancers {
                 None => self.sizes.remove(&id),
             };
         }
-        let now = without_room(&self.sizes, self.max);
+        let mut now = without_room(&self.sizes, self.max);
+        // Near the limit, a row would go and come with each change of another one.
+        let without_room_to_come = without_room(&self.sizes, self.max / 4 * 3);
+        now.extend(self.left_out.intersection(&without_room_to_come));
         let before = std::mem::replace(&mut self.left_out, now);
         let [gone, come] = [
             self.left_out.difference(&before),

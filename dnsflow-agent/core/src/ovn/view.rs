@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
+    ops::Bound::{Excluded, Unbounded},
     sync::Arc,
 };
 
@@ -255,13 +256,30 @@ fn missing(addresses: &[IpAddr], sorted: &[IpAddr]) -> impl Iterator<Item = IpAd
     addresses.filter(|address| sorted.binary_search(address).is_err())
 }
 
-/// Takes the first of some addresses, so many at most.
-fn take_first(addresses: &mut BTreeSet<IpAddr>, most: usize) -> BTreeSet<IpAddr> {
-    if addresses.len() <= most {
-        return std::mem::take(addresses);
+/// Addresses that are taken in parts.
+#[derive(Debug, Default)]
+struct TakenInTurns {
+    addresses: BTreeSet<IpAddr>,
+    /// The next part begins behind this one: addresses that come again and again keep no other one waiting.
+    last: Option<IpAddr>,
+}
+
+impl TakenInTurns {
+    /// Takes the next ones, so many at most.
+    fn take(&mut self, most: usize) -> BTreeSet<IpAddr> {
+        let Self { addresses, last } = self;
+        if addresses.len() <= most {
+            return std::mem::take(addresses);
+        }
+        let behind = (last.map_or(Unbounded, Excluded), Unbounded);
+        let turn = addresses.range(behind).chain(&*addresses);
+        let part: Vec<IpAddr> = turn.take(most).copied().collect();
+        *last = part.last().copied();
+        for address in &part {
+            addresses.remove(address);
+        }
+        part.into_iter().collect()
     }
-    let first = (0..most).map_while(|_| addresses.pop_first());
-    first.collect()
 }
 
 /// The namespaces and ports that an update of the databases concerns.
@@ -334,9 +352,9 @@ pub struct OvnView {
     encapsulations_at: AddressIndex,
     pod_networks_changed: bool,
     /// The addresses whose owners may be others than when last asked.
-    touched_addresses: BTreeSet<IpAddr>,
+    touched_addresses: TakenInTurns,
     /// The addresses to which other load balancers may lead than when last asked.
-    touched_backends: BTreeSet<IpAddr>,
+    touched_backends: TakenInTurns,
     primary_networks_changed: bool,
     datapaths: Table<Datapath>,
     bindings: Table<PortBinding>,
@@ -359,7 +377,7 @@ impl OvnView {
         self.primary_networks_changed |= switches_changed || update.reset;
         self.pod_networks_changed |= switches_changed;
         let none = BTreeSet::new();
-        let touched_addresses = &mut self.touched_addresses;
+        let touched_addresses = &mut self.touched_addresses.addresses;
         let gateway_ports = &mut self.gateway_ports;
         gateway_ports.apply_each(update.reset, update.gateway_ports, |id, old, new| {
             let old = old.as_ref().map_or(&none, |port| &port.addresses);
@@ -385,7 +403,7 @@ impl OvnView {
             let [had, has] =
                 [old.as_ref(), new].map(|row| row.map_or(&[][..], |row| &row.backends));
             let [gone, come] = [missing(had, has), missing(has, had)];
-            let touched_backends = &mut self.touched_backends;
+            let touched_backends = &mut self.touched_backends.addresses;
             self.backends_at.update(id, gone, come, touched_backends);
             let old = old.as_ref().map_or(&none, |row| &row.addresses);
             let new = new.map_or(&none, |row| &row.addresses);
@@ -513,8 +531,8 @@ impl OvnView {
         most: usize,
     ) -> Option<ClusterChanges<impl Iterator<Item = (IpAddr, Owners)>>> {
         let is_changed = std::mem::take(&mut self.pod_networks_changed);
-        let touched = take_first(&mut self.touched_addresses, most);
-        let backends = take_first(&mut self.touched_backends, most);
+        let touched = self.touched_addresses.take(most);
+        let backends = self.touched_backends.take(most);
         let unread_changed = std::mem::take(&mut self.unread_fronts_changed);
         if !is_changed && touched.is_empty() && backends.is_empty() && !unread_changed {
             return None;
@@ -532,14 +550,14 @@ impl OvnView {
 
     /// How many addresses wait for [`OvnView::take_cluster_changes`], of the kind of which more wait.
     pub fn waiting_addresses(&self) -> usize {
-        self.touched_addresses
-            .len()
-            .max(self.touched_backends.len())
+        let waiting = [&self.touched_addresses, &self.touched_backends];
+        let waiting = waiting.map(|kind| kind.addresses.len());
+        waiting.into_iter().max().unwrap_or_default()
     }
 
     /// The owners of an address that waits, in which they may be others than when last taken.
     pub fn changed_owners(&self, address: IpAddr) -> Option<Owners> {
-        let is_touched = self.touched_addresses.contains(&address);
+        let is_touched = self.touched_addresses.addresses.contains(&address);
         is_touched.then(|| self.owners_of(address))
     }
 
@@ -645,7 +663,7 @@ impl OvnView {
         let mut touched = Touched::default();
         for Changed { id, old, new } in self.encapsulations.apply(reset, encapsulations) {
             let [old, new] = [old, new].map(|row| row.map(|row| row.ip).into_iter().collect());
-            let touched = &mut self.touched_addresses;
+            let touched = &mut self.touched_addresses.addresses;
             self.encapsulations_at.replace(id, &old, &new, touched);
         }
         let datapaths = self.datapaths.apply(reset, datapaths);
@@ -862,6 +880,21 @@ mod tests {
             tunnel_key: key,
             namespace: None,
         }
+    }
+
+    /// Somebody touches low addresses again and again.
+    #[test]
+    fn addresses_that_come_again_keep_no_other_one_waiting() {
+        let at = |host| IpAddr::from([10, 0, 0, host]);
+        let mut waiting = TakenInTurns::default();
+        waiting.addresses.extend((0..10).map(at));
+        let mut taken = BTreeSet::new();
+        for _ in 0..4 {
+            taken.extend(waiting.take(3));
+            waiting.addresses.extend((0..5).map(at));
+        }
+        assert_eq!(taken, (0..10).map(at).collect());
+        assert_eq!(waiting.take(5).len(), 5, "all of the rest");
     }
 
     #[test]

@@ -1003,7 +1003,13 @@ impl RefusedAddresses {
                     .then(|| format!("the user-defined network {name}")),
                 Concerned::Everybody | Concerned::Namespace(_) => None,
             });
-            let services: BTreeSet<_> = services_at(resolver.address).collect();
+            let mut services = BTreeSet::new();
+            for service in services_at(resolver.address) {
+                services.insert(service);
+                if services.len() > COVERING_NAMED_MAX {
+                    break;
+                }
+            }
             let services = services.iter().filter(|_| services.len() > 1);
             let services = services.map(|service| format!("the Service {service}"));
             let by = networks.chain(services).take(COVERING_NAMED_MAX);
