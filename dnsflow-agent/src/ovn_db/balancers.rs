@@ -56,6 +56,11 @@ impl Balancers {
         &mut self,
         rows: impl Iterator<Item = (RowId, Option<Size>)>,
     ) -> [Vec<RowId>; 2] {
+        // Most updates have none, and then nothing follows from the others.
+        let mut rows = rows.peekable();
+        if rows.peek().is_none() {
+            return Default::default();
+        }
         for (id, size) in rows {
             match size {
                 Some(size) => self.sizes.insert(id, size),
@@ -63,9 +68,11 @@ impl Balancers {
             };
         }
         let mut now = without_room(&self.sizes, self.max);
-        // Near the limit, a row would go and come with each change of another one.
-        let without_room_to_come = without_room(&self.sizes, self.max / 4 * 3);
-        now.extend(self.left_out.intersection(&without_room_to_come));
+        if !self.left_out.is_empty() {
+            // Near the limit, a row would go and come with each change of another one.
+            let without_room_to_come = without_room(&self.sizes, self.max / 4 * 3);
+            now.extend(self.left_out.intersection(&without_room_to_come));
+        }
         let before = std::mem::replace(&mut self.left_out, now);
         let [gone, come] = [
             self.left_out.difference(&before),
