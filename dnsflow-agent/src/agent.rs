@@ -2,16 +2,16 @@
 //!
 //! The hot thread (`hot`) owns the engine, the ring buffer and the OpenFlow socket, so an answer becomes a flow
 //! within one wake-up. Slower work (databases, the Kubernetes API, files) runs on a thread of its own (`edges`), with
-//! channels to the hot one. Blocking work has threads of its own, too: attaching, and writing the snapshot (`saver`).
+//! channels to the hot one. Attaching blocks, and has a thread of its own.
 
 mod edges;
 mod hot;
 mod reports;
-mod saver;
 mod wiring;
 
 use std::{io, panic::resume_unwind, sync::Arc, thread::JoinHandle};
 
+use dnsflow_core::engine::Engine;
 use tokio::runtime::Runtime;
 
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
     options::{AgentOptions, OptionsError},
 };
 use edges::{Asking, Outside};
-use hot::{Hot, Incoming, Snapshots, SwitchLink};
+use hot::{Hot, Incoming, Recorder, SwitchLink};
 use wiring::{Channels, EdgesThread, Programs, Runtimes, Settings, Shared};
 
 /// Why the agent cannot go on.
@@ -98,9 +98,8 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let channels = Channels::new();
     let attaching =
         wiring::start_attaching(runtimes.attaching, programs.attacher, channels.attaching)?;
-    let engine = wiring::engine(settings.engine, options.state_dir.as_deref());
-    let snapshots = Snapshots::start(options.state_dir.clone())
-        .map_err(failed("start the thread that writes the snapshot"))?;
+    let mut engine = Engine::new(settings.engine);
+    let recorder = Recorder::open(options.state_dir.as_deref(), &mut engine);
     let (reporter, notices) = k8s::events::channel();
     let shared = Shared::new(&options, reporter, log);
     let outside = Outside {
@@ -130,7 +129,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         },
         peers: channels.peers,
         listeners: shared.listeners(),
-        upkeep: shared.upkeep(&options, programs.heartbeat, snapshots, accounts),
+        upkeep: shared.upkeep(&options, programs.heartbeat, recorder, accounts),
         alarm,
     };
     let edges = EdgesThread::start(runtimes.slow, options, outside, channels.running)?;
@@ -146,7 +145,6 @@ fn run_hot(
     attaching: JoinHandle<()>,
 ) -> Result<(), AgentError> {
     let result = runtime.block_on(hot.run(&mut incoming));
-    hot.save();
     // Before the inputs' receiver goes, without which the edges stop by themselves.
     let edge_result = edges.stop();
     // Both ends of its channels go.

@@ -35,7 +35,7 @@ const UNWRITTEN: &str = "cannot write what would be removed";
 /// The directories in which the agent has left something.
 #[derive(Clone, Copy, Debug)]
 pub struct Dirs<'a> {
-    /// The snapshot.
+    /// The journal.
     pub state: Option<&'a Path>,
     /// The programs.
     pub pins: Option<&'a Path>,
@@ -50,7 +50,7 @@ pub struct Removed {
     pub interfaces: usize,
 }
 
-/// Removes every flow of ours, the snapshot, and the programs. Waits for an agent that
+/// Removes every flow of ours, the journal, and the programs. Waits for an agent that
 /// ends; meanwhile no other one starts.
 pub fn run(socket: PathBuf, dirs: &Dirs<'_>) -> anyhow::Result<Removed> {
     let _claim = Claim::make().map_err(|error| match error {
@@ -82,8 +82,8 @@ pub fn run(socket: PathBuf, dirs: &Dirs<'_>) -> anyhow::Result<Removed> {
 pub fn dry_run(socket: PathBuf, dirs: &Dirs<'_>, output: &mut impl Write) -> anyhow::Result<()> {
     let found = block_on(write_flows(Connection::new(socket), output))?;
     writeln!(output, "{found} flows would be removed").context(UNWRITTEN)?;
-    if let Some(snapshot) = dirs.state.and_then(state::find) {
-        writeln!(output, "{} would be removed", snapshot.display()).context(UNWRITTEN)?;
+    if let Some(journal) = dirs.state.and_then(state::find) {
+        writeln!(output, "{} would be removed", journal.display()).context(UNWRITTEN)?;
     }
     if let Some(dir) = dirs.pins.filter(|dir| dir.exists()) {
         writeln!(output, "{} would be removed", dir.display()).context(UNWRITTEN)?;
@@ -112,10 +112,7 @@ fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
 }
 
 /// All flows of dnsflow. One is asked for at a time.
-const DUMP: FlowQuestion = FlowQuestion::Dump {
-    number: 0,
-    with_ports: false,
-};
+const DUMP: FlowQuestion = FlowQuestion::Dump { number: 0 };
 
 async fn write_flows(mut connection: Connection, output: &mut impl Write) -> anyhow::Result<usize> {
     let mut found = 0;
@@ -134,9 +131,7 @@ async fn write_flows(mut connection: Connection, output: &mut impl Write) -> any
             }
             Event::Refused { request, reason } => bail!("{request}: {reason}"),
             // This connection changes and monitors nothing.
-            Event::Reply(
-                FlowReply::Ports { .. } | FlowReply::Found(_) | FlowReply::Counted { .. },
-            )
+            Event::Reply(FlowReply::Found(_) | FlowReply::Counted { .. })
             | Event::Applied { .. }
             | Event::CountLost { .. }
             | Event::FlowLost { .. }
@@ -182,9 +177,7 @@ async fn remove_flows(mut connection: Connection) -> anyhow::Result<usize> {
                 connection.ask(DUMP);
             }
             Event::Refused { request, reason } => bail!("{request}: {reason}"),
-            Event::Reply(
-                FlowReply::Ports { .. } | FlowReply::Found(_) | FlowReply::Counted { .. },
-            )
+            Event::Reply(FlowReply::Found(_) | FlowReply::Counted { .. })
             | Event::CountLost { .. }
             | Event::FlowLost { .. }
             | Event::ForeignFlow { .. }

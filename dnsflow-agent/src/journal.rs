@@ -372,13 +372,9 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             Kind::ConnectionsUnblocked,
             format!("{connections} connections, {failed} could not be"),
         ),
-        Report::Resynced {
-            added,
-            removed,
-            adopted,
-        } => telling(
+        Report::Resynced { added, removed } => telling(
             Kind::FlowsResynced,
-            format!("{added} were missing, {removed} too many, {adopted} adopted"),
+            format!("{added} were missing, {removed} too many"),
         ),
         Report::FlowsRefused { reason } => telling(Kind::FlowsRefused, reason),
         Report::NotAttached {

@@ -441,6 +441,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         marks_restored,
         marks_removed,
         marks_refused,
+        records_lost,
         flows_restored,
         flows_refused,
         connections_unblocked,
@@ -597,6 +598,11 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
                 ("removed", marks_removed),
                 ("refused", marks_refused),
             ],
+        ),
+        Family::counter(
+            "journal_records_lost",
+            "Records that are missing in the journal.",
+            records_lost,
         ),
         Family::counters(
             "blocked_connections",

@@ -64,10 +64,7 @@ impl Client {
 
     /// The keys of every flow of dnsflow's.
     pub(crate) fn flows(&mut self) -> Result<Vec<FlowKey>> {
-        self.connection.ask(FlowQuestion::Dump {
-            number: 0,
-            with_ports: false,
-        });
+        self.connection.ask(FlowQuestion::Dump { number: 0 });
         let mut keys = Vec::new();
         self.wait(|event| {
             let Event::Reply(FlowReply::Flows { flows, more, .. }) = event else {

@@ -21,7 +21,7 @@ use anyhow::Result;
 use clap::Parser;
 use dnsflow_core::{
     Input,
-    cache::snapshot::Snapshot,
+    cache::journal::{Folding, Parts},
     engine::{Config, Engine},
     ovn::rows::{
         Acl, Datapath, Interface, InterfaceUpdate, LoadBalancer, LogicalFlow, NbUpdate,
@@ -564,15 +564,17 @@ impl Stage {
         comes
     }
 
-    /// Another agent takes over what is in the switch, with a snapshot.
+    /// Another agent takes over what is in the switch, with a journal.
     fn restart(&mut self) -> Duration {
-        let mut snapshot = Snapshot::begin(self.node.now);
-        let parts = std::iter::from_fn(|| self.node.engine.next_part(&mut snapshot));
-        let saved = parts.collect();
+        let mut parts = Parts::default();
+        let mut folding = Folding::default();
+        let records = std::iter::from_fn(|| self.node.engine.next_part(&mut parts)).flatten();
+        records.for_each(|record| folding.take(record));
+        let saved = folding.end(self.node.now);
         self.node.engine = Engine::new(config(self.size.by_marks));
         let flows = self.node.switch.len();
         let time = self.time(|stage| {
-            stage.node.engine.load_snapshot(saved, stage.node.now);
+            stage.node.engine.load(saved, stage.node.now);
             stage.start();
         });
         assert_eq!(self.node.switch.len(), flows, "the flows stay");

@@ -84,6 +84,8 @@ impl Lab {
             .arg("--control-socket")
             .arg(self.control_socket())
             .args(["--log-format", "json"])
+            // As in a cluster, the next agent knows the names.
+            .env("DNSFLOW_STATE_DIR", self.state())
             // The default log, and each address that is opened.
             .env("RUST_LOG", "info,dnsflow_agent::agent::reports=debug")
             .args(["--ovn-nb", &self.remote("ovnnb_db.sock")])
@@ -97,6 +99,11 @@ impl Lab {
         }
         self.node().enter(&mut command)?;
         Ok(command)
+    }
+
+    /// Where agents keep their journal.
+    pub fn state(&self) -> PathBuf {
+        self.base().join("state")
     }
 
     /// Where agents pin what outlives them.

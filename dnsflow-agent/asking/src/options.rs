@@ -118,7 +118,7 @@ pub struct CleanupOptions {
     #[command(flatten)]
     pub openflow_socket: OpenflowSocket,
 
-    /// The agent's directory of that name: its snapshot is removed
+    /// The agent's directory of that name: its journal is removed
     #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
 
@@ -299,7 +299,7 @@ pub struct AgentOptions {
     )]
     pub max_flow_changes: u32,
 
-    /// Keep the names of the open addresses here, for a restarted agent
+    /// Keep a journal of what pods are told here, for the next agent: a directory on a tmpfs of the node
     #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
 

@@ -62,20 +62,19 @@ pub(crate) const CACHE: &[&str] = &[
     "POD", "NAME", "ADDRESS", "TTL", "SOURCE", "RULES", "PACKETS", "USED",
 ];
 
-/// The rows of a cache entry: one for each name that leads the pod to the address, or one without.
+/// The rows of a cache entry: one for each name that leads the pod to the address.
 pub(crate) fn cache_rows(entry: &EntryView) -> Vec<Row> {
-    let row = |name: Option<&NameView>| {
+    let row = |name: &NameView| {
         vec![
             pod(&entry.namespace, &entry.pod),
-            name.map_or_else(|| "<unknown>".to_owned(), |name| name.name.clone()),
+            name.name.clone(),
             entry.address.to_string(),
-            name.map_or_else(|| "-".to_owned(), |name| seconds(name.ttl_left_s)),
-            match (name, &entry.refused) {
-                (_, Some(reason)) => format!("refused ({reason})"),
-                (Some(name), None) => text(&name.origin),
-                (None, None) => "adopted".to_owned(),
+            seconds(name.ttl_left_s),
+            match &entry.refused {
+                Some(reason) => format!("refused ({reason})"),
+                None => text(&name.origin),
             },
-            name.map_or_else(String::new, |name| numbers(&name.rules)),
+            numbers(&name.rules),
             packets(entry.packets),
             match (entry.used_s, &entry.flows[..]) {
                 (Some(used_s), _) => format!("{} ago", seconds(used_s)),
@@ -84,10 +83,7 @@ pub(crate) fn cache_rows(entry: &EntryView) -> Vec<Row> {
             },
         ]
     };
-    match &entry.names[..] {
-        [] => vec![row(None)],
-        names => names.iter().map(|name| row(Some(name))).collect(),
-    }
+    entry.names.iter().map(row).collect()
 }
 
 /// A flow, with what it is for.
@@ -585,12 +581,6 @@ fn explained_address(address: &ExplainedAddress, output: &mut impl Write) -> io:
                 seconds(name.ttl_left_s),
                 text(&name.origin),
                 numbers(&name.rules)
-            )?;
-        }
-        if entry.is_adopted {
-            writeln!(
-                output,
-                "  flows of an earlier run, whose names are not known"
             )?;
         }
     }

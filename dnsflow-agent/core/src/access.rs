@@ -11,15 +11,13 @@ use std::{
     cell::{LazyCell, OnceCell},
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::Arc,
-    time::Duration,
 };
 
 use ipnet::IpNet;
 
 use crate::{
     Timestamp,
-    cache::{Cache, Claim, Entry, FormerFlow, Learning, Resolution, Standing, Term},
+    cache::{Cache, Claim, Entry, Learning, Resolution, Standing, Term},
     installed::{Batch, Flows, GroupId, ReadMark, Reading},
     io::{
         input::{MarkChange, MarkFound},
@@ -31,8 +29,8 @@ use crate::{
     policy::{
         Mention, Policy,
         plan::{
-            Basis, FormerFlows, ManyNames, MatchedRules, Patterns, Planned, Planner, PortFacts,
-            Room, RuleInPlace, Space, keys_of, matched_by_any,
+            Basis, ManyNames, MatchedRules, Plan, Planned, Planner, PortFacts, Room, Space,
+            keys_of, matched_by_any,
         },
         refused::{ChangedNetworks, Recheck, Refusal, Refused, RefusedAddresses},
         rules::{ChangedName, ChangedNames, ChangedRules},
@@ -40,9 +38,9 @@ use crate::{
     values::{
         connection::BlockedConnection,
         firewall::{Rule, RuleAction},
-        flow::{Cookie, Ends, FlowKey, InstalledFlow, Target, Traffic},
+        flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
         ids::PortId,
-        limits::{Limit, MARK_SLACK, NAMES_PER_ADDRESS_MAX, UNKNOWN_MAX},
+        limits::{Limit, NAMES_PER_ADDRESS_MAX, UNKNOWN_MAX},
         name::DomainName,
     },
 };
@@ -101,19 +99,20 @@ pub(crate) enum Holder {
     Group(GroupId),
 }
 
+/// Flows of groups by port and mark.
+type FlowsByMark = HashMap<(PortId, u32), Vec<(FlowKey, Cookie)>>;
+
 /// What became of the marks of an earlier run.
 #[derive(Debug, Default)]
-pub(crate) struct AdoptedMarks {
-    /// How many were adopted.
-    pub(crate) adopted: usize,
+pub(crate) struct MarksTakenOver {
     /// How many were removed.
     pub(crate) removed: usize,
     /// Whether one stays beside flows that are still to be sent.
     pub(crate) any_stays: bool,
     /// Addresses that have no group in place of their marks.
-    pub(crate) without_group: Vec<(PortId, MarkFound)>,
+    without_group: Vec<(PortId, MarkFound)>,
     /// The flows that numbers stood for.
-    pub(crate) flows: FlowsByMark,
+    flows: FlowsByMark,
 }
 
 /// Logical ports, as OVN knows them, with the addresses of their pods.
@@ -487,10 +486,8 @@ impl Access<'_> {
             let mut entries = entries.iter();
             entries.all(|(_, entry)| entry.follows_group(&following))
         });
-        // Adopted flows have no names, but the rules that give them have.
-        let mut addresses: BTreeSet<IpAddr> = entries.adopting(names).collect();
         // A name may have given way, and its flows are there.
-        addresses.extend(entries.unplanned());
+        let mut addresses: BTreeSet<IpAddr> = entries.unplanned().clone();
         for (name, change) in names {
             let mut below = entries.below(name).peekable();
             match change {
@@ -575,8 +572,6 @@ impl Access<'_> {
         let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
         let released = self.released(now);
         let policy = self.policy;
-        let namespace = policy.namespace_of_rules(&port.row);
-        let former_rules = namespace.and_then(|namespace| self.cache.former_rules(namespace));
         let version = || policy.rules_version(&port.row);
         let mut opens = false;
         for address in addresses {
@@ -598,10 +593,8 @@ impl Access<'_> {
                         address,
                         space,
                         version: &version,
-                        former_rules: former_rules.as_deref(),
                         further: None,
                         may_stay: false,
-                        now,
                     };
                     let planned = plan(planner, facts, entry, planning).unwrap_or_default();
                     cache.enforce((port_id, address), planned, found, batch)
@@ -725,21 +718,33 @@ impl Access<'_> {
         Some((port, address))
     }
 
-    /// The port that a flow is for.
-    pub(crate) fn port_of(&mut self, key: &FlowKey) -> Option<PortId> {
-        self.plans.port_of(key, self.ports, self.policy)
-    }
-
-    /// Whether a flow is younger than its port in the switch, by these ages of interfaces.
-    pub(crate) fn is_younger(
-        &self,
-        flow: &InstalledFlow,
-        port: PortId,
-        ages: &HashMap<Arc<str>, Duration>,
-    ) -> bool {
-        let row = self.ports.get(port).map(|port| &port.row);
-        let port_age = row.and_then(|row| ages.get(&*row.name));
-        port_age.is_some_and(|age| flow.age < *age)
+    /// Of these flows, those that a rule which denies would write at one of these ports, whatever the name.
+    pub(crate) fn denials<'k>(
+        &mut self,
+        ports: &BTreeSet<PortId>,
+        flows: impl Iterator<Item = (&'k FlowKey, Cookie)>,
+    ) -> HashSet<FlowKey> {
+        let mut plans: HashMap<(PortId, bool), Plan> = HashMap::new();
+        let denials = flows.filter(|(key, cookie)| {
+            let Some((port_id, address)) = self.entry_key(key) else {
+                return false;
+            };
+            let v6 = address.is_ipv6();
+            let plan = plans.entry((port_id, v6)).or_insert_with(|| {
+                let port = self.ports.get(port_id);
+                let Some(port) = port.filter(|_| ports.contains(&port_id)) else {
+                    return Plan::new();
+                };
+                let sets = self.policy.sets(&port.row);
+                let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
+                let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
+                let planner = &mut self.plans.planner;
+                facts.map_or_else(Plan::new, |facts| planner.denials(facts, v6))
+            });
+            let found = plan.binary_search_by(|template| template.cmp_to(key));
+            found.is_ok_and(|at| plan[at].body.cookie == *cookie)
+        });
+        denials.map(|(key, _)| key.clone()).collect()
     }
 
     /// Who has the flows that a flow would be one of.
@@ -840,9 +845,9 @@ impl Access<'_> {
         }
     }
 
-    /// The state of an earlier run is adopted: from now on the rules alone say which of its names are denied.
-    pub(crate) fn adopted_all(&mut self, batch: &mut Batch) {
-        self.cache.has_adopted_all();
+    /// The first comparison has ended: from now on the rules alone say which names of the earlier run are denied.
+    pub(crate) fn start_is_over(&mut self, batch: &mut Batch) {
+        self.cache.start_is_over();
         self.forget_unconcerned();
         let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
         for port in ports {
@@ -851,67 +856,13 @@ impl Access<'_> {
         }
     }
 
-    /// Adopts the flows of an earlier run that today's rules would still write, for addresses whose names are not
-    /// known. Removes them from `found`, and returns their number.
-    ///
-    /// A flow that was there before its port (`ages`, by interface) is another pod's, which had the address before.
-    pub(crate) fn adopt(
-        &mut self,
-        found: &mut HashMap<FlowKey, InstalledFlow>,
-        ages: &HashMap<Arc<str>, Duration>,
-        comparison: u32,
-        batch: &mut Batch,
-    ) -> usize {
-        let now = batch.now();
-        let mut touched: BTreeMap<(PortId, IpAddr), Vec<Traffic>> = BTreeMap::new();
-        let term = self.cache.term(now, Duration::ZERO);
-        for (key, installed) in found.iter() {
-            let Some((port, address)) = self.entry_key(key) else {
-                continue;
-            };
-            if !self.is_younger(installed, port, ages) {
-                continue;
-            }
-            let flow = FormerFlow {
-                key: key.clone(),
-                cookie: installed.cookie,
-                in_switch: true,
-            };
-            if self.cache.adopt((port, address), flow, term, now) {
-                let of_address = touched.entry((port, address)).or_default();
-                of_address.push(key.traffic());
-            }
-        }
-        for ((port, address), traffic) in &touched {
-            // What is open stays open, however many flows there are.
-            self.cache
-                .note_former((*port, *address), traffic.iter().copied());
-            self.check_address(*port, *address);
-        }
-        let mut adopted = 0;
-        for (port, address) in touched.into_keys() {
-            self.replan_entries(port, [address], batch);
-            let Some(entry) = self.cache.entry_mut(port, address) else {
-                continue;
-            };
-            let kept = entry.adopted.iter();
-            for key in kept.flat_map(|adopted| adopted.flows.keys()) {
-                if found.remove(key).is_some() {
-                    adopted += 1;
-                    entry.installed.seen(key, comparison);
-                }
-            }
-        }
-        adopted
-    }
-
     /// The first comparison has ended, and tells which flows there are. Until now it was not known what is open. An
     /// address that is short of room has the flows that were found, or those that its mark stood for if it has no group
     /// now, and gets no others in their place. Adds the flows that nobody wants to `unknown`, as far as one comparison
     /// removes them, and returns whether that is all.
     pub(crate) fn keep_found(
         &mut self,
-        (found, of_marks): (BTreeMap<(PortId, IpAddr), FoundFlows>, AdoptedMarks),
+        (found, of_marks): (BTreeMap<(PortId, IpAddr), FoundFlows>, MarksTakenOver),
         comparison: u32,
         unknown: &mut HashMap<FlowKey, InstalledFlow>,
         batch: &mut Batch,
@@ -966,7 +917,6 @@ impl Access<'_> {
                             cookie,
                             packets: 0,
                             hard_timeout_s: 0,
-                            age: Duration::ZERO,
                         };
                         unknown.insert(key, flow);
                     }
@@ -1005,94 +955,39 @@ impl Access<'_> {
         });
     }
 
-    /// Removes the marks of an earlier run for whose addresses there is no room.
-    pub(crate) fn remove_without_room(
-        &mut self,
-        marks: &mut Vec<(PortId, MarkFound)>,
-        batch: &mut Batch,
-        out: &mut Output,
-    ) {
-        let removed = self.cache.take_without_room(marks);
-        out.counters.marks_removed += removed.len() as u64;
-        for (port, found, limit) in removed {
-            let MarkFound {
-                ifindex, address, ..
-            } = found;
-            batch.mark(MarkChange::Remove { ifindex, address });
-            let whose = |port| whose(self.ports, self.policy, port);
-            self.cache.limit_reached(port, limit, &whose, out);
-        }
-    }
-
-    /// Adopts the marks of an earlier run whose flows, which may be in `found`, today's rules would still write, for
-    /// addresses whose names are not known. Removes all other marks from the kernel, but for those of addresses that
-    /// were told again meanwhile, or whose groups are not in force ([`Cache::end_former`]). A number of flows that were
-    /// there before their port (`older`) was another pod's.
-    pub(crate) fn adopt_marks(
+    /// Goes on with the marks of an earlier run at addresses that are known. Removes all others from the kernel, but for
+    /// those of addresses that were told again meanwhile, or whose groups are not in force ([`Cache::end_former`]). The
+    /// flows of former numbers may be in `found`.
+    pub(crate) fn take_over_marks(
         &mut self,
         marks: Vec<(PortId, MarkFound)>,
-        (found, older): (&HashMap<FlowKey, InstalledFlow>, &HashSet<(PortId, u32)>),
+        found: &HashMap<FlowKey, InstalledFlow>,
         comparison: u32,
         batch: &mut Batch,
-    ) -> AdoptedMarks {
-        let now = batch.now();
-        let mut result = AdoptedMarks::default();
+    ) -> MarksTakenOver {
+        let mut result = MarksTakenOver::default();
         if marks.is_empty() {
             return result;
         }
         // What a number stood for: flows that nobody has now, and those of the group that has the number again.
         let shown = found.iter().map(|(key, flow)| (key.clone(), flow.cookie));
         let shown = shown.chain(self.cache.groups().shown(comparison)).collect();
-        let mut flows = self.by_mark(shown);
-        flows.retain(|mark, _| !older.contains(mark));
+        result.flows = self.by_mark(shown);
         for (port, mark) in marks {
             let MarkFound {
-                ifindex,
-                address,
-                until,
-                ..
+                ifindex, address, ..
             } = mark;
-            let term = Term {
-                until: until.checked_sub(MARK_SLACK).unwrap_or_default(),
-                ..self.cache.term(now, Duration::ZERO)
-            };
-            let flows = flows.get(&(port, mark.mark)).into_iter().flatten();
-            let mut former = Vec::new();
-            for (key, cookie) in flows {
-                if let Some(key) = key.to_address(address) {
-                    let traffic = key.traffic();
-                    let flow = FormerFlow {
-                        key,
-                        cookie: *cookie,
-                        in_switch: false,
-                    };
-                    if self.cache.adopt((port, address), flow, term, now) {
-                        former.push(traffic);
-                    }
-                }
-            }
-            let entry = self.cache.entry(port, address);
-            if entry.is_some_and(|entry| entry.installed.is_empty()) {
-                self.cache.note_former_of_mark((port, address), former);
-            }
             self.check_address(port, address);
             self.replan_entries(port, [address], batch);
             let entry = self.cache.entry(port, address);
-            if entry.is_some_and(|entry| entry.installed.group().is_some()) {
+            match entry.map(|entry| entry.installed.group()) {
                 // The kernel has a mark, and refuses no other one in its place.
-                self.cache.note_former((port, address), []);
+                Some(Some(_)) => self.cache.note_former((port, address), []),
+                Some(None) => result.without_group.push((port, mark)),
+                None => {}
             }
-            let entry = self.cache.entry_mut(port, address);
-            if entry
-                .as_ref()
-                .is_some_and(|entry| entry.adopted.is_none() && entry.installed.group().is_none())
-            {
-                result.without_group.push((port, mark));
-            }
-            let entry = entry.filter(|entry| {
-                let opens = entry.adopted.is_some()
-                    || entry.installed.group().is_some()
-                    || entry.installed.is_unsent();
+            let entry = self.cache.entry(port, address).filter(|entry| {
+                let opens = entry.installed.group().is_some() || entry.installed.is_unsent();
                 opens && !entry.needs_flows()
             });
             let Some(entry) = entry else {
@@ -1100,16 +995,11 @@ impl Access<'_> {
                 result.removed += 1;
                 continue;
             };
-            if entry.adopted.is_some() {
-                entry.installed.go_on_with(&mark, now);
-                result.adopted += 1;
-            }
             let has_flows = entry.installed.is_unsent();
             let is_removed = self.cache.end_former(port, &mark, comparison, batch);
             result.removed += usize::from(is_removed);
             result.any_stays |= has_flows && !is_removed;
         }
-        result.flows = flows;
         result
     }
 
@@ -1143,9 +1033,6 @@ enum AddressChange {
 
 /// Flows that were found in the switch, with their cookies.
 pub(crate) type FoundFlows = BTreeMap<FlowKey, Cookie>;
-
-/// Flows of groups with their cookies, by port and mark.
-pub(crate) type FlowsByMark = HashMap<(PortId, u32), Vec<(FlowKey, Cookie)>>;
 
 /// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.
 fn whose(ports: &Ports, policy: &Policy, port: PortId) -> Option<(String, String)> {
@@ -1190,17 +1077,13 @@ struct Planning<'a> {
     space: Space,
     /// Gives another number when the rules for the port may be others.
     version: &'a dyn Fn() -> u64,
-    /// The rules that an earlier run has saved, if the address may have flows of that run.
-    former_rules: Option<&'a [RuleInPlace]>,
     /// The rules of the name that has come since the last plan, if one has.
     further: Option<&'a MatchedRules>,
     /// Whether nothing else has changed since then.
     may_stay: bool,
-    now: Timestamp,
 }
 
-/// The flows that follow from names, rules and adopted flows; `None` if they stay. Adopted flows that deny are kept for
-/// longer.
+/// The flows that follow from names and rules; `None` if they stay.
 fn plan(
     planner: &mut Planner,
     facts: PortFacts<'_>,
@@ -1211,12 +1094,10 @@ fn plan(
         address,
         space,
         version,
-        former_rules,
         further,
         may_stay,
-        now,
     } = planning;
-    if entry.names.len() > NAMES_PER_ADDRESS_MAX && entry.adopted.is_none() {
+    if entry.names.len() > NAMES_PER_ADDRESS_MAX {
         let known = entry.names.take_deciding();
         let is_denied = entry.is_denied();
         let many = ManyNames {
@@ -1241,39 +1122,9 @@ fn plan(
         facts.sets[set].rules()[rule].action == RuleAction::Deny
     };
     let mut matched = matched_by_any(facts.sets, entry.names.keys());
-    if !entry.is_refused && entry.adopted.is_none() {
+    if !entry.is_refused {
         return Some(planner.for_patterns(facts, address, &matched, &space));
     }
     matched.retain(|rule| !entry.is_refused || denies(rule));
-    let mut planned = planner.for_rules(facts, address, &matched, &space);
-    if let Some(adopted) = &mut entry.adopted {
-        let former = FormerFlows {
-            found: &adopted.flows,
-            rules: adopted.rules.as_deref().or(former_rules),
-            all_denials: adopted.rules.is_none(),
-            denials_only: entry.is_refused || adopted.is_late(now),
-            whole: match planned.cut_of_own() {
-                Some(_) => &[],
-                None => &matched[..],
-            },
-        };
-        let ruled = planner.still_ruled(facts, address, former);
-        (adopted.rules, adopted.closes) = (Some(ruled.rules), ruled.closes);
-        if ruled.denies {
-            adopted.term.deny();
-        }
-        let former = (&mut planned, &ruled.plan[..]);
-        planner.add_former((facts, address), &matched, former, &space);
-        matched.extend(ruled.places);
-        if facts.mark_mask.is_some() && !entry.needs_flows() {
-            let patterns = Patterns::of(facts, address.is_ipv6(), &matched);
-            let of_patterns = patterns.rules(facts.sets);
-            let of_patterns = planner.for_patterns(facts, address, &of_patterns, &space);
-            // All flows of these patterns were there: most likely, of the earlier run's group, which has its number again.
-            if (&of_patterns.plan, of_patterns.is_cut) == (&planned.plan, planned.is_cut) {
-                planned.patterns = of_patterns.patterns;
-            }
-        }
-    }
-    Some(planned)
+    Some(planner.for_rules(facts, address, &matched, &space))
 }

@@ -2,17 +2,15 @@
 //!
 //! `Cache` composes owners, each of which keeps an invariant: the entries of a port with their names (`entries.rs`),
 //! all ports (`ports.rs`), candidates for eviction (`candidates.rs`), ended names (`ended.rs`), the times at which
-//! entries are checked (`due.rs`), the next reading of counters (`counter_reading.rs`), the entries of an earlier run
-//! (`earlier_run.rs`), and the rules that the switch has followed (`confirmed_rules.rs`).
+//! entries are checked (`due.rs`), the next reading of counters (`counter_reading.rs`), and what an earlier run has left
+//! (`earlier_run.rs`).
 //!
 //! This file has the way of an answer. Other ways lead through the owners as well: room (`room.rs`), the end of names
-//! and entries (`expiry.rs`), adoption and snapshot (`adoption.rs`), flows (`enforcement.rs`) and marks (`marks.rs`).
+//! and entries (`expiry.rs`), the journal (`journal.rs`), flows (`enforcement.rs`) and marks (`marks.rs`).
 
-pub mod snapshot;
+pub mod journal;
 
-mod adoption;
 mod candidates;
-mod confirmed_rules;
 mod counter_reading;
 mod due;
 mod earlier_run;
@@ -34,7 +32,6 @@ use std::{
 use crate::{
     Timestamp,
     cache::{
-        confirmed_rules::ConfirmedRules,
         counter_reading::CounterReading,
         due::Due,
         earlier_run::EarlierRun,
@@ -51,8 +48,6 @@ use crate::{
     },
 };
 
-pub(crate) use adoption::FormerFlow;
-pub(crate) use confirmed_rules::{Followed, RulesInPlace};
 pub(crate) use ended::End;
 pub use entries::names::Origin;
 pub(crate) use entries::{
@@ -81,16 +76,12 @@ pub(crate) struct Cache {
     former: BTreeSet<Key>,
     /// The entries of an earlier run.
     earlier: EarlierRun,
-    /// The rules that the switch has followed.
-    rules: ConfirmedRules,
     /// How many plans were made, for each port, that have not all flows of their rules.
     cut: BTreeMap<(PortId, Room), usize>,
     /// The next reading of counters.
     reading: CounterReading,
     /// The groups of the entries.
     groups: Groups,
-    /// The number of changes so far to the ports' part of a snapshot.
-    version: u64,
 }
 
 /// An address to be learned.
@@ -157,11 +148,9 @@ impl Cache {
             mention_unknown: BTreeMap::new(),
             former: BTreeSet::new(),
             earlier: EarlierRun::default(),
-            rules: ConfirmedRules::default(),
             cut: BTreeMap::new(),
             reading: CounterReading::default(),
             groups: Groups::new(mark_mask),
-            version: 0,
         }
     }
 
@@ -180,7 +169,7 @@ impl Cache {
         pod: Option<&str>,
     ) -> Vec<(IpAddr, DomainName, Term)> {
         self.ports.open(port, sandbox);
-        self.earlier.open(port, name, pod)
+        self.of_earlier_run(port, name, pod)
     }
 
     /// A port has another sandbox: its names count with those of the other ports there.
@@ -191,9 +180,7 @@ impl Cache {
     /// Removes a port with all of its entries.
     pub(crate) fn close(&mut self, port: PortId, batch: &mut Batch) {
         if let Some(gone) = self.ports.close(port) {
-            let names_max = self.limits.names_per_node_max;
-            let kept_max = names_max.saturating_sub(self.name_count());
-            self.earlier.closed(port, &gone.entries, kept_max);
+            self.port_gone(port, &gone.entries);
             for (address, entry) in gone.entries.iter() {
                 self.due.forget((port, address), entry.look);
                 let place = entry.place((port, address));
@@ -261,7 +248,7 @@ impl Cache {
         released: Timestamp,
     ) -> bool {
         // Not all rules may be known yet.
-        let keeps = !self.earlier.is_adopted();
+        let keeps = !self.is_start_over();
         let is_denied =
             |name: &DomainName, term: &Term| is_denied(name) || keeps && term.is_saved_denial();
         self.ports
@@ -361,7 +348,6 @@ impl Cache {
             entries.prolong(told.address, name, told.term)
         });
         if is_known {
-            self.version += 1;
             self.prolong_mark((told.port, told.address), learning.batch);
         }
         is_known
@@ -383,7 +369,6 @@ impl Cache {
             });
             (is_new, of_name)
         });
-        self.version += 1;
         let uncounted = self.reading.came(told.port, usize::from(is_new));
         of_name > half_of_name || uncounted > half_of_port
     }

@@ -11,7 +11,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     num::NonZeroU32,
-    sync::Arc,
     time::Duration,
 };
 
@@ -22,8 +21,8 @@ use crate::{
     access::{Access, Asked, Classes, Outcome, Plans, ReadAnswer, Told},
     ask::view::View,
     cache::{
-        Cache, Followed, RulesInPlace,
-        snapshot::{Saved, SavedPart, SavedRules, Snapshot},
+        Cache,
+        journal::{Parts, Record, Saved},
     },
     dns::{
         Answer, Response,
@@ -48,7 +47,6 @@ use crate::{
     },
     policy::{
         Mention, Policy,
-        plan::RuleInPlace,
         refused::{Recheck, Refusals, Refused, RefusedAddresses},
         rules::{ChangedNames, ChangedRules},
     },
@@ -69,7 +67,6 @@ use crate::{
         ids::PortId,
         limits::{
             ADDRESS_PARTS, ADDRESSES_PER_PART, CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S,
-            SAVED_RULES_MAX,
         },
         name::DomainName,
         resolver::Resolver,
@@ -250,7 +247,7 @@ impl Engine {
                 }
                 if reset {
                     // Pods that went while nobody looked.
-                    self.told.cache.forget_saved();
+                    self.told.cache.forget_awaited();
                 }
             }
             Input::Nb(update) => {
@@ -355,19 +352,15 @@ impl Engine {
                 let over = self.switch.dropping_found(&looked, now);
                 self.hold.waits_over(over, now);
             }
-            Input::Reply(FlowReply::Flows { number, .. } | FlowReply::Ports { number, .. })
-                if !self.switch.is_comparison(number) => {}
+            Input::Reply(FlowReply::Flows { number, .. }) if !self.switch.is_comparison(number) => {
+            }
             Input::Reply(FlowReply::Flows { flows, more, .. }) => {
-                if !more && self.switch.followed() != Followed::Before {
-                    self.told.cache.confirmed_rules_mut().confirm_expected();
-                }
                 let (mut access, switch, out) = self.access();
                 switch.shown(flows, &mut access, now);
                 if !more && let Some(changes) = switch.compared(&mut access, out) {
                     *batch = changes;
                 }
             }
-            Input::Reply(FlowReply::Ports { ports, .. }) => self.switch.ports_shown(ports),
             Input::Marks {
                 found,
                 more,
@@ -616,105 +609,67 @@ impl Engine {
 
     // What outlives the agent.
 
-    /// Takes over the snapshot of an earlier run, before any other input.
-    pub fn load_snapshot(&mut self, saved: Saved, now: Timestamp) {
-        self.told.cache.load_snapshot(saved, now);
+    /// Takes over what an earlier run has left, before any other input.
+    pub fn load(&mut self, saved: Saved, now: Timestamp) {
+        self.told.cache.load(saved, now);
     }
 
-    /// Grows whenever a snapshot has something new to say.
-    pub fn cache_version(&self) -> u64 {
-        self.told.cache.version()
-            + self.policy.changes_of_rules()
-            + u64::from(self.switch.has_adopted())
+    /// Takes out the records of the turn. They are to be written before its commands are carried out.
+    pub fn take_records(&mut self) -> Vec<Record> {
+        self.told.cache.take_records()
     }
 
-    /// The next part of a snapshot: the rules of all namespaces with pods, then the names of one port after another. `None`
-    /// if it has all of them.
-    pub fn next_part(&self, snapshot: &mut Snapshot) -> Option<SavedPart> {
-        if !std::mem::replace(&mut snapshot.has_rules, true) {
-            return Some(SavedPart::Rules(self.rules_to_save()));
-        }
-        let entries = self.told.cache.next_part(&self.ports, snapshot)?;
-        Some(SavedPart::Entries(entries))
+    /// So many records could not be written.
+    pub fn records_lost(&mut self, count: usize) {
+        self.out.counters.records_lost += count as u64;
     }
 
-    /// The rules for a snapshot.
-    fn rules_to_save(&self) -> Vec<SavedRules> {
-        let in_force = self.switch.has_adopted().then(|| self.rules_in_force());
-        let followed = self.switch.followed();
-        self.told
-            .cache
-            .confirmed_rules()
-            .to_save(followed, in_force)
+    /// The next part of the records of all that lives; `None` if they were given out.
+    pub fn next_part(&self, parts: &mut Parts) -> Option<Vec<Record>> {
+        self.told.cache.next_part(parts)
     }
 
-    /// Behind a comparison: the rules count for a snapshot that the switch has followed.
-    fn confirm_rules(&mut self) {
-        let in_force = self.rules_in_force();
-        let confirmed = self.told.cache.confirmed_rules_mut();
-        if !self.switch.has_adopted() {
-            confirmed.complete(in_force);
-        } else if self.switch.followed() == Followed::All {
-            confirmed.confirm(in_force);
-        } else {
-            confirmed.forget_gone(&in_force);
-            if !(confirmed.expects() && self.switch.has_milestone()) {
-                confirmed.expect(in_force);
-                self.switch.set_milestone();
-            }
-        }
-    }
-
-    /// The rules in force in the namespaces of pods, as far as a snapshot has room.
-    fn rules_in_force(&self) -> RulesInPlace {
-        let mut rules = RulesInPlace::new();
-        let mut looked_at = BTreeSet::new();
-        let mut count = 0;
-        for (_, port) in self.ports.iter() {
-            if let Some(namespace) = self.policy.namespace_of_rules(&port.row)
-                && looked_at.insert(namespace)
-                && count + self.policy.count_in_place(&port.row) <= SAVED_RULES_MAX
-            {
-                let in_place = self.policy.rules_in_place(&port.row);
-                count += in_place.len();
-                rules.insert(namespace.into(), in_place.into());
-            }
-        }
-        rules
-    }
-
-    /// The ports at which programs of the earlier run may have opened addresses, as far as its snapshot says. At a pod
-    /// of which it has neither names nor the namespace, they have not.
+    /// The ports at which programs of the earlier run may have opened addresses, as far as its journal says.
     fn ports_of_earlier_run(&self) -> impl Iterator<Item = &Port> {
-        let ports = self.ports.iter();
-        let ports = ports.filter(|(id, port)| {
-            self.former_rules(port).is_some() || !self.told.cache.snapshot_lacks_pod_of(*id)
-        });
-        ports.map(|(_, port)| port)
+        let ports = self.ports.iter().map(|(_, port)| port);
+        ports.filter(|port| self.told.cache.is_of_earlier_run(&port.row.iface_id))
     }
 
-    /// The rules of the earlier run for a port, if its snapshot has the namespace.
-    fn former_rules(&self, port: &Port) -> Option<Arc<[RuleInPlace]>> {
-        let namespace = self.policy.namespace_of_rules(&port.row)?;
-        self.told.cache.former_rules(namespace)
-    }
-
-    /// Whether the rules for all pods of the earlier run are those of its snapshot.
-    fn are_rules_those_of_snapshot(&self) -> bool {
+    /// Whether the rules for all pods of the earlier run are those by which its programs open.
+    fn are_rules_those_of_earlier_run(&self) -> bool {
         let mut looked_at = BTreeSet::new();
-        let ports = self.ports_of_earlier_run();
         // All pods of a namespace have its rules.
-        let is_first = |port: &&Port| looked_at.insert(self.policy.namespace_of_rules(&port.row));
-        let are_alike = |port: &Port| {
-            let mut in_place = self.policy.rules_in_place(&port.row);
-            let saved = self.former_rules(port);
-            let mut saved = saved.as_deref().unwrap_or_default().to_vec();
-            // Both are in no particular order.
-            in_place.sort_unstable();
-            saved.sort_unstable();
-            in_place == saved
-        };
-        !self.told.cache.confirmed_rules().are_partial() && ports.filter(is_first).all(are_alike)
+        let mut ports = self.ports_of_earlier_run();
+        self.told.cache.knows_earlier_run()
+            && ports.all(|port| {
+                let namespace = self.policy.namespace_of_rules(&port.row);
+                namespace.is_none_or(|namespace| {
+                    !looked_at.insert(namespace)
+                        || self.told.cache.earlier_rules(namespace)
+                            == Some(self.policy.hash_of_rules(&port.row))
+                })
+            })
+    }
+
+    /// The switch and the kernel follow the rules in force: records them, where they are not recorded.
+    fn record_rules(&mut self) {
+        for (_, port) in self.ports.iter() {
+            let journal = self.told.cache.journal_mut();
+            if let Some(namespace) = self.policy.namespace_of_rules(&port.row)
+                && !journal.has_rules(namespace)
+            {
+                journal.rules_are_in_force(namespace, self.policy.hash_of_rules(&port.row));
+            }
+        }
+    }
+
+    /// The rules for these ports may be others, by which the kernel opens.
+    fn rules_change(&mut self, ports: &[PortId]) {
+        for port in ports.iter().filter_map(|port| self.ports.get(*port)) {
+            if let Some(namespace) = self.policy.namespace_of_rules(&port.row) {
+                self.told.cache.journal_mut().rules_change(namespace);
+            }
+        }
     }
 
     /// The rules for these ports, or where they are enforced, may be others: the programs of earlier agents open nothing
@@ -735,16 +690,19 @@ impl Engine {
         }
     }
 
-    /// A whole snapshot.
+    /// What the next run takes over, by the records of all that lives.
     #[cfg(test)]
     pub(crate) fn saved(&self, now: Timestamp) -> Saved {
-        let mut snapshot = Snapshot::begin(now);
-        std::iter::from_fn(|| self.next_part(&mut snapshot)).collect()
+        let mut parts = Parts::default();
+        let mut folding = crate::cache::journal::Folding::default();
+        let records = std::iter::from_fn(|| self.next_part(&mut parts)).flatten();
+        records.for_each(|record| folding.take(record));
+        folding.end(now)
     }
 
     /// Its entries.
     #[cfg(test)]
-    pub(crate) fn snapshot(&self, now: Timestamp) -> Vec<crate::cache::snapshot::SavedEntry> {
+    pub(crate) fn snapshot(&self, now: Timestamp) -> Vec<crate::cache::journal::SavedEntry> {
         self.saved(now).entries
     }
 
@@ -1112,6 +1070,8 @@ impl Engine {
         }
         // After an edit, no flow of the former rules waits, and none of those that held for a logical port before.
         let are_edited = !edited.is_empty();
+        self.rules_change(&edited);
+        self.switch.rules_of_ports_change(&edited, now);
         self.end_earlier_at(&edited, now);
         let edited = self.access().0.senders(edited);
         if are_edited {
@@ -1161,7 +1121,7 @@ impl Engine {
             self.policy.locate(&mut self.out);
         }
         self.update_filter();
-        if self.switch.has_adopted() {
+        if self.switch.is_start_over() {
             self.access().0.forget_unmentioned();
         }
         if let Some(changes) = changes {
@@ -1172,7 +1132,7 @@ impl Engine {
         switch.restore_lost(&mut access, out);
         if let Some(batches) = self.switch.settled() {
             self.hold.compared(&batches, now);
-            self.confirm_rules();
+            self.record_rules();
             self.hold.release_due(&mut self.out);
         }
         if let Some(tables) = self.policy.take_changed_tables() {
@@ -1184,7 +1144,7 @@ impl Engine {
         {
             if with_marks && self.told.classes.are_earlier_unknown() {
                 // Before any flow of these rules is written that has a number of an earlier agent.
-                let are_rules_same = self.are_rules_those_of_snapshot();
+                let are_rules_same = self.are_rules_those_of_earlier_run();
                 let interfaces = self.ports_of_earlier_run();
                 let interfaces = interfaces.filter_map(|port| port.ifindex).collect();
                 self.told.classes.decide_earlier(are_rules_same, interfaces);
@@ -1229,10 +1189,10 @@ impl Engine {
         self.filter.record(recorded, &mut self.out);
     }
 
-    /// Whether names may end. A rule that was not read yet may deny them, and then they count for longer. Adoption
-    /// needs the names of the snapshot, whether or not their time is over.
+    /// Whether names may end. A rule that was not read yet may deny them, and then they count for longer. The
+    /// first comparison needs the names of the journal, whether or not their time is over.
     fn may_expire(&self) -> bool {
-        self.sources.are_read() && self.switch.has_adopted()
+        self.sources.are_read() && self.switch.is_start_over()
     }
 
     fn commit(&mut self, batch: Batch) {
@@ -1335,9 +1295,7 @@ fn may_change_plans(input: &Input) -> bool {
     !matches!(
         input,
         Input::Applied { .. }
-            | Input::Reply(
-                FlowReply::Counted { .. } | FlowReply::Flows { .. } | FlowReply::Ports { .. }
-            )
+            | Input::Reply(FlowReply::Counted { .. } | FlowReply::Flows { .. })
             | Input::Marks { .. }
             | Input::MarksRefused(_)
             | Input::ClassesRefused(_)

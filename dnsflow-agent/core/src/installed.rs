@@ -609,13 +609,6 @@ impl Installed {
         });
     }
 
-    /// The address goes on with the use of a mark of an earlier run, found at `since`.
-    pub(crate) fn go_on_with(&mut self, found: &MarkFound, since: Timestamp) {
-        if let Some(marked) = self.marked_mut() {
-            marked.go_on_with(found, since);
-        }
-    }
-
     /// Whether the kernel should have had a mark that this reading has not found, or should have been told of one.
     pub(crate) fn is_unread(&self, reading: Reading, groups: &Groups) -> bool {
         match self.marked() {
@@ -660,30 +653,12 @@ impl Installed {
         of_mark.filter(|_| !plan.is_empty()).max(of_flows)
     }
 
-    /// When one of the flows with these keys was last used.
-    pub(crate) fn keys_used_at<'a>(
-        &self,
-        keys: impl Iterator<Item = &'a FlowKey> + Clone,
-    ) -> Option<Timestamp> {
-        let of_mark = self.marked().and_then(Marked::last_use);
-        let of_mark = of_mark.filter(|_| keys.clone().next().is_some());
-        let of_flows = self.own().and_then(|flows| flows.keys_used_at(keys));
-        of_mark.max(of_flows)
-    }
-
     // What the switch says.
 
     /// Forgets flows of its own ([`Flows::forget_unseen`]).
     pub(crate) fn forget_unseen(&mut self, comparison: u32) -> bool {
         let flows = self.own_mut();
         flows.is_some_and(|flows| flows.forget_unseen(comparison))
-    }
-
-    /// Notes that this comparison has found the flow with this key.
-    pub(crate) fn seen(&mut self, key: &FlowKey, comparison: u32) {
-        if let Some(flows) = self.own_mut() {
-            flows.seen(key, comparison);
-        }
     }
 }
 

@@ -31,7 +31,7 @@ use crate::{
     policy::{
         firewalls::Firewalls,
         local::Local,
-        plan::{PortFacts, RuleInPlace},
+        plan::PortFacts,
         problems::{Changed, Problems},
         rules::{AlikeNames, ChangedRules, Problem, RuleSet, is_dry_run, pairing::PairingChanges},
         tables::Tables,
@@ -525,24 +525,6 @@ impl Policy {
         self.ovn.groups_of(&row.iface_id)
     }
 
-    /// How many there are of [`Policy::rules_in_place`].
-    pub(crate) fn count_in_place(&self, row: &Interface) -> usize {
-        let sets = self.sets(row);
-        let rules = sets.iter().flat_map(|set| set.rules());
-        rules.map(|rule| rule.templates.len()).sum()
-    }
-
-    /// The rules in force for a port, each with the priorities of its flows.
-    pub(crate) fn rules_in_place(&self, row: &Interface) -> Vec<RuleInPlace> {
-        let sets = self.sets(row);
-        let rules = sets.iter().flat_map(|set| set.rules());
-        let rules = rules.flat_map(|rule| {
-            let templates = rule.templates.iter();
-            templates.map(|template| (rule.text(), template.priority))
-        });
-        rules.collect()
-    }
-
     /// The namespace whose rules hold for the port of an interface.
     pub(crate) fn namespace_of_rules(&self, row: &Interface) -> Option<&str> {
         self.groups(row)
@@ -662,9 +644,19 @@ impl Policy {
         })
     }
 
-    /// How often rules of a namespace with pods here may have changed.
-    pub(crate) fn changes_of_rules(&self) -> u64 {
-        self.pairings
+    /// A hash of the rules in force for an interface's pod, each with the priorities of its flows, in whatever order.
+    pub(crate) fn hash_of_rules(&self, row: &Interface) -> u64 {
+        let sets = self.sets(row);
+        let rules = sets.iter().flat_map(|set| set.rules());
+        let hashes = rules.flat_map(|rule| {
+            let templates = rule.templates.iter();
+            templates.map(|template| {
+                let mut hasher = DefaultHasher::new();
+                (rule.text(), template.priority).hash(&mut hasher);
+                hasher.finish()
+            })
+        });
+        hashes.fold(0, u64::wrapping_add)
     }
 
     /// Another number when the rules for an interface's pod may be others: those that hold, those that are mentioned, or

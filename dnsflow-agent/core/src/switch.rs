@@ -25,7 +25,6 @@ use std::{
 use crate::{
     Command, Timestamp,
     access::Access,
-    cache::Followed,
     installed::{Batch, Expected, Written},
     io::{
         input::{BatchError, BatchId, CookieCount, Looked},
@@ -86,8 +85,6 @@ struct Pending {
     sent_at: Timestamp,
     /// When its flows count as written.
     written_at: Timestamp,
-    /// Whether a flow may stay that is to be removed or replaced, if the switch refuses a change.
-    ends_flows: bool,
     /// Whether the flows that deny were counted behind its changes.
     counted: bool,
     /// The paths of its flows.
@@ -133,15 +130,6 @@ impl From<Batch> for Openings {
     }
 }
 
-/// A time, of which the switch has to confirm all changes from before.
-#[derive(Clone, Copy, Debug)]
-struct Milestone {
-    /// Whether all changes that waited have gone on their way since.
-    are_sent: bool,
-    /// The first batch that came later than this time, and then than that one.
-    next: BatchId,
-}
-
 /// How far the connection has come.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Phase {
@@ -157,8 +145,6 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) struct Switch {
     phase: Phase,
-    /// Whether flows of an earlier run were adopted.
-    adopted: bool,
     comparison: Comparison,
     lost: Lost,
     sentinels: Sentinels,
@@ -175,10 +161,6 @@ pub(crate) struct Switch {
     incomplete: BTreeSet<BatchId>,
     /// Batches with a change that the switch has refused.
     refused: RefusedBatches,
-    /// The last milestone of this connection.
-    milestone: Option<Milestone>,
-    /// Whether a change was not sent, or the switch has refused it: the next comparison finds its flow.
-    is_left: bool,
     /// Batches that the switch had not answered when the connection was lost: the next comparison
     /// covers them.
     unanswered: BTreeSet<BatchId>,
@@ -194,6 +176,9 @@ pub(crate) struct Switch {
     quiet_time: QuietTime,
     /// When to look for connections that OVN has blocked in a gap of our flows.
     blocked_searches: BlockedSearches,
+    /// Without a journal of the earlier run, its flows that deny stay until then, at the ports whose rules have not
+    /// changed: nobody knows the names that they deny.
+    denials: Option<(Timestamp, BTreeSet<PortId>)>,
 }
 
 impl Switch {
@@ -203,7 +188,6 @@ impl Switch {
     pub(crate) fn new(hold_max: Duration, keep_flows_s: u16, idle_grace: Duration) -> Self {
         Self {
             phase: Phase::Down,
-            adopted: false,
             comparison: Comparison::default(),
             lost: Lost::default(),
             sentinels: Sentinels::new(keep_flows_s),
@@ -215,8 +199,6 @@ impl Switch {
             pending: BTreeMap::new(),
             incomplete: BTreeSet::new(),
             refused: RefusedBatches::default(),
-            milestone: None,
-            is_left: false,
             unanswered: BTreeSet::new(),
             sent_at: Timestamp::default(),
             foreign: ForeignFlows::default(),
@@ -224,6 +206,7 @@ impl Switch {
             revalidation: Revalidation::new(hold_max),
             quiet_time: QuietTime::new(!hold_max.is_zero(), idle_grace),
             blocked_searches: BlockedSearches::default(),
+            denials: None,
         }
     }
 
@@ -253,67 +236,26 @@ impl Switch {
         self.is_up() && !(self.waiting.is_empty() && self.pending.is_empty())
     }
 
-    /// How far the switch has followed the cache.
-    pub(crate) fn followed(&self) -> Followed {
-        let is_known = self.is_compared()
-            && self.unanswered.is_empty()
-            && !self.is_left
-            && !self.comparison.was_left
-            && !self.comparison.some_stay
-            && !self.comparison.leaves_some;
-        let are_confirmed = |milestone: &Milestone| {
-            // Removals may have moved to a batch that waits.
-            let pending = self.pending.keys().next().copied();
-            let first = [pending, self.waiting.first_batch()];
-            let mut first = first.into_iter().flatten();
-            milestone.are_sent && first.all(|first| first >= milestone.next)
-        };
-        if !is_known {
-            Followed::Before
-        } else if !self.is_writing() && self.openings.is_none() {
-            Followed::All
-        } else if self.milestone.as_ref().is_some_and(are_confirmed) {
-            Followed::Expected
-        } else {
-            Followed::Before
-        }
-    }
-
-    /// All changes of now and before are to be followed ([`Followed::Expected`]).
-    pub(crate) fn set_milestone(&mut self) {
-        self.milestone = Some(Milestone {
-            are_sent: false,
-            next: BatchId(self.next_batch),
-        });
-        self.look_at_milestone();
-    }
-
-    /// Notes whether all changes of before the milestone have gone on their way. They may have gone along with others.
-    fn look_at_milestone(&mut self) {
-        let is_from_before =
-            |next: BatchId| self.waiting.first_batch().is_some_and(|first| first < next);
-        if let Some(Milestone { are_sent, next }) = &mut self.milestone
-            && !*are_sent
-            && !self.waiting.has_removals()
-            && !is_from_before(*next)
-        {
-            (*are_sent, *next) = (true, BatchId(self.next_batch));
-        }
-    }
-
-    /// Whether that is still to come.
-    pub(crate) fn has_milestone(&self) -> bool {
-        self.milestone.is_some()
-    }
-
     /// Whether the switch has agreed with the cache since it came up.
     pub(crate) fn is_compared(&self) -> bool {
         self.phase == Phase::Compared
     }
 
-    /// Whether the flows of an earlier run have been found, and adopted or removed.
-    pub(crate) fn has_adopted(&self) -> bool {
-        self.adopted
+    /// The rules of these ports may be others.
+    pub(crate) fn rules_of_ports_change(&mut self, ports: &[PortId], now: Timestamp) {
+        let Some((_, unchanged)) = &mut self.denials else {
+            return;
+        };
+        let before = unchanged.len();
+        unchanged.retain(|port| !ports.contains(port));
+        if unchanged.len() < before {
+            self.compare_by(now);
+        }
+    }
+
+    /// Whether the first comparison has ended.
+    pub(crate) fn is_start_over(&self) -> bool {
+        self.comparison.ended > 0
     }
 
     /// How many comparisons have ended.
@@ -645,7 +587,6 @@ impl Switch {
             batch.give_out_marks(out);
             if batch.replaces || batch.changes.iter().any(FlowChange::ends_flow) {
                 // The dump under way may have shown the flow already, as one that is wanted.
-                self.is_left = true;
                 self.compare_by(out.now());
             }
             self.waiting.follow(batch.changes);
@@ -702,7 +643,6 @@ impl Switch {
             mut changes,
             at,
             ends_gap,
-            replaces,
             paths,
             ..
         } = batch;
@@ -745,7 +685,6 @@ impl Switch {
                 openings,
                 sent_at: at,
                 written_at,
-                ends_flows: replaces || changes.iter().any(FlowChange::ends_flow),
                 counted: false,
                 paths,
                 before,
@@ -787,7 +726,6 @@ impl Switch {
         changes.retain(|change| self.is_wanted(change, access));
         if changes.len() < count {
             // A flow that was to be replaced is there still, and what ends it may have come before.
-            self.is_left = true;
             self.compare_by(out.now());
         }
         self.foreign.leave(&mut changes, out);
@@ -844,10 +782,8 @@ impl Switch {
         self.lost.batches.remove(&batch);
         if has_refused_part || matches!(result, Err(BatchError::Refused(_))) {
             self.refused.note(batch, pending.written_at);
-            self.is_left |= pending.ends_flows;
         }
         self.waiting.answered(batch, &pending.shares);
-        self.look_at_milestone();
         let pass_from = pending.before + REVALIDATION_INTERVAL;
         let estimate = self.revalidation.estimate();
         self.blocked_searches
@@ -953,7 +889,6 @@ impl Switch {
         self.pending.clear();
         self.incomplete.clear();
         self.refused = RefusedBatches::default();
-        self.milestone = None;
         self.sent_at = Timestamp::default();
         self.foreign.clear();
         self.revalidation.disconnected()
@@ -962,7 +897,6 @@ impl Switch {
     /// The switch will not answer the current dump. The next dump begins one interval later.
     pub(crate) fn question_refused(&mut self, now: Timestamp) {
         self.comparison.since = None;
-        self.is_left |= std::mem::take(&mut self.comparison.was_left);
         self.waiting.dump_ends();
         self.comparison.at = Some(now + COMPARE_INTERVAL);
     }

@@ -10,15 +10,15 @@ mod rows;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
-    sync::Arc,
     time::Duration,
 };
 
 use crate::{
     Command, Input, Timestamp,
+    cache::journal::{Folding, Record, Saved},
     engine::{Config, Engine},
     io::{input::Frame, report::Report},
-    ovn::rows::{Datapath, Interface, InterfaceUpdate, NbUpdate, PortGroup, RowId, SbUpdate},
+    ovn::rows::{Datapath, InterfaceUpdate, NbUpdate, PortGroup, RowId, SbUpdate},
     values::{
         connection::BlockedConnection,
         firewall::{FirewallUpdate, Rule},
@@ -47,10 +47,6 @@ pub struct Node {
     /// The switch's tables: the flows of dnsflow without the sentinel flows, their cookies, and how many
     /// packets each has matched.
     pub switch: BTreeMap<FlowKey, (Cookie, u64)>,
-    /// When the switch has taken each flow that came by a command. Any other one is new.
-    pub written: BTreeMap<FlowKey, Timestamp>,
-    /// The switch's ports by their `Interface` rows: name, the pod's UID, and when they came.
-    pub switch_ports: BTreeMap<RowId, (Arc<str>, Option<String>, Timestamp)>,
     /// The sentinel flows in the switch, with their cookies.
     pub sentinels: BTreeMap<Sentinel, Cookie>,
     /// The hard timeout of the last one that was written.
@@ -99,6 +95,8 @@ pub struct Node {
     pub records_wait: bool,
     /// The destinations of megaflows that drop; `None` where the datapath cannot be asked.
     pub dropping: Option<BTreeSet<IpAddr>>,
+    /// The records of its journal.
+    pub journal: Vec<Record>,
 }
 
 impl Node {
@@ -108,8 +106,6 @@ impl Node {
             engine: Engine::new(Config::default()),
             now: Timestamp::from_nanos(1_000_000_000_000),
             switch: BTreeMap::new(),
-            written: BTreeMap::new(),
-            switch_ports: BTreeMap::new(),
             sentinels: BTreeMap::new(),
             keep_flows_s: 0,
             log: vec![],
@@ -134,6 +130,7 @@ impl Node {
             earlier_open: true,
             records_wait: false,
             dropping: None,
+            journal: Vec::new(),
         }
     }
 
@@ -191,7 +188,6 @@ impl Node {
     pub fn give(&mut self, input: Input) {
         if let Input::Interfaces(update) = &input {
             self.learn_hosts(update);
-            self.plug_in(update);
         }
         self.engine.handle(input, self.now);
         self.obey();
@@ -203,27 +199,6 @@ impl Node {
         self.obey();
     }
 
-    /// The switch has a port for each row, from when the row was first there for this pod.
-    fn plug_in(&mut self, update: &InterfaceUpdate) {
-        let before = self.switch_ports.clone();
-        if update.reset {
-            self.switch_ports.clear();
-        }
-        for (row, interface) in &update.interfaces {
-            self.switch_ports.remove(row);
-            if let Some(Interface {
-                name, iface_id_ver, ..
-            }) = interface
-            {
-                let mut same = before.values();
-                let same = same.find(|(known, uid, _)| (known, uid) == (name, iface_id_ver));
-                let since = same.map_or(self.now, |(.., since)| *since);
-                let port = (name.clone(), iface_id_ver.clone(), since);
-                self.switch_ports.insert(*row, port);
-            }
-        }
-    }
-
     fn learn_hosts(&mut self, update: &InterfaceUpdate) {
         for (row, interface) in &update.interfaces {
             let mut addresses = interface.iter().flat_map(|interface| &interface.addresses);
@@ -231,6 +206,15 @@ impl Node {
                 self.hosts.insert(ifindex_of(*row), address.octets()[3]);
             }
         }
+    }
+
+    /// What the next run takes over, if these records were written before this run's.
+    pub fn folded(&self, before: &[Record]) -> Saved {
+        let mut folding = Folding::default();
+        for record in before.iter().chain(&self.journal) {
+            folding.take(record.clone());
+        }
+        folding.end(self.now)
     }
 
     /// Lets time pass, with every deadline met on the way.

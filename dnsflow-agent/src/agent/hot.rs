@@ -31,7 +31,7 @@ use kernel::TURN_MAX;
 pub(super) use kernel::{Frames, Kernel, LeftFrames, Marks, Opening, Releasing};
 pub(super) use peers::Peers;
 pub(super) use switch_link::SwitchLink;
-pub(super) use upkeep::{Accounts, Pulse, Snapshots, Upkeep};
+pub(super) use upkeep::{Accounts, Pulse, Recorder, Upkeep};
 
 /// How long an agent that ends waits for the switch, at most. Answers that are still held leave then.
 const SETTLE_MAX: Duration = HOLD_LONGEST;
@@ -110,13 +110,13 @@ impl Hot {
                 () = future::ready(()), if self.kernel.marks.is_reading() => {
                     self.take_inputs(&mut incoming.inputs);
                     let Kernel { marks, frames, .. } = &mut self.kernel;
-                    marks.read(frames, &mut self.engine);
+                    marks.read(frames, &mut self.engine, &mut self.upkeep.recorder);
                 }
                 // Likewise what was captured without an agent.
                 () = future::ready(()), if self.reads_left() => self.left_frames(&mut incoming.inputs),
-                // Likewise a part at a time.
-                () = self.upkeep.snapshots.takes_part(), if self.upkeep.snapshots.is_under_way() => {
-                    self.upkeep.snapshots.hand_over(&self.engine);
+                // Likewise a new file of the journal.
+                () = future::ready(()), if self.upkeep.recorder.is_rewriting() => {
+                    self.upkeep.recorder.go_on(&self.engine);
                 }
                 () = self.alarm.wait(Some(deadline)) => self.timeout(),
                 // An edge has stopped: its thread's result says which.
@@ -137,16 +137,11 @@ impl Hot {
         Ok(())
     }
 
-    /// Writes the last snapshot.
-    pub(super) fn save(&mut self) {
-        self.upkeep.snapshots.end(&self.engine);
-    }
-
     fn has_more(&self, drained: Drained, incoming: &Incoming) -> bool {
         drained == Drained::Limit
             || self.kernel.marks.is_reading()
             || self.reads_left()
-            || self.upkeep.snapshots.is_under_way()
+            || self.upkeep.recorder.is_rewriting()
             || !incoming.inputs.is_empty()
             || !incoming.found.is_empty()
             || !incoming.edits.is_empty()
@@ -165,7 +160,7 @@ impl Hot {
         if self.upkeep.accounts.are_due(now) {
             self.tell_counters();
         }
-        self.upkeep.snapshots.offer(&self.engine, now);
+        self.upkeep.recorder.try_again(now);
         self.engine.handle_timeout(now);
     }
 
@@ -189,7 +184,9 @@ impl Hot {
 
     fn frames(&mut self, inputs: &mut mpsc::Receiver<Input>) -> Drained {
         self.take_inputs(inputs);
-        self.kernel.frames.take(&mut self.engine)
+        self.kernel
+            .frames
+            .take(&mut self.engine, &mut self.upkeep.recorder)
     }
 
     /// Whether the node, and a DNS server, are known: whose an earlier agent's frames are, and which of them count.
@@ -204,7 +201,9 @@ impl Hot {
 
     fn left_frames(&mut self, inputs: &mut mpsc::Receiver<Input>) {
         self.take_inputs(inputs);
-        self.kernel.frames.take_left(&mut self.engine);
+        self.kernel
+            .frames
+            .take_left(&mut self.engine, &mut self.upkeep.recorder);
         if !self.kernel.frames.have_left() {
             // What came of the last ones is still to be carried out.
             self.carry_out();
@@ -219,7 +218,9 @@ impl Hot {
         for pause in [Duration::ZERO, PROGRAM_TIME_MAX] {
             tokio::time::sleep(pause).await;
             self.take_inputs(inputs);
-            self.kernel.frames.take_rest(&mut self.engine);
+            self.kernel
+                .frames
+                .take_rest(&mut self.engine, &mut self.upkeep.recorder);
             self.carry_out();
         }
         self.settle().await;

@@ -164,11 +164,9 @@ pub(super) fn tell(report: &Report) {
             failed,
             "some connections stay blocked after a gap in the flows, until their pods send a packet"
         ),
-        Report::Resynced {
-            added,
-            removed,
-            adopted,
-        } => info!(added, removed, adopted, "corrected the flows of the switch"),
+        Report::Resynced { added, removed } => {
+            info!(added, removed, "corrected the flows of the switch")
+        }
         Report::FlowsRefused { reason } => warn!(reason, "the switch refused flows"),
         Report::Problems {
             namespace, present, ..

@@ -11,12 +11,7 @@ use std::{
 };
 
 use dnsflow_common::walk::Ports;
-use dnsflow_core::{
-    Input,
-    ask::attempts::Attempts,
-    engine::{Config, Engine},
-    io::input::AttachCommand,
-};
+use dnsflow_core::{Input, ask::attempts::Attempts, engine::Config, io::input::AttachCommand};
 use tokio::{
     runtime::{self, Runtime},
     sync::{mpsc, oneshot},
@@ -29,7 +24,7 @@ use super::{
     failed,
     hot::{
         self, Accounts, Frames, Incoming, Kernel, LeftFrames, Marks, Opening, Peers, Pulse,
-        Releasing, Snapshots, Upkeep,
+        Recorder, Releasing, Upkeep,
     },
     reports::tell,
 };
@@ -39,7 +34,7 @@ use crate::{
         self, Aside, Attacher, Capture, EntryTimes, Heartbeat, LostAnswers, PendingQueries,
         ProgramCounters, Releaser, RingShares, TakeOver,
     },
-    clock::{Alarm, now},
+    clock::Alarm,
     conntrack,
     denied_connections::{self, Connections, DenialCounts, Heard},
     inquiries::{self, Inquiries},
@@ -50,7 +45,6 @@ use crate::{
     open_by::{self, OpenedBy},
     options::AgentOptions,
     rights::{self, WHILE_RUNNING, keep_only},
-    state,
     vswitchd::Estimate,
 };
 
@@ -258,18 +252,6 @@ impl Programs {
     }
 }
 
-/// An engine with these settings, and with the last snapshot.
-pub(super) fn engine(config: Config, state_dir: Option<&Path>) -> Engine {
-    let mut engine = Engine::new(config);
-    if let Some(dir) = state_dir {
-        match state::load(dir) {
-            Ok(saved) => engine.load_snapshot(saved, now()),
-            Err(error) => warn!(%error, "cannot use the snapshot"),
-        }
-    }
-    engine
-}
-
 /// The channels, by who has their ends.
 pub(super) struct Channels {
     pub(super) incoming: Incoming,
@@ -415,14 +397,14 @@ impl Shared {
         &self,
         options: &AgentOptions,
         heartbeat: Heartbeat,
-        snapshots: Snapshots,
+        recorder: Recorder,
         accounts: (Arc<ProgramCounters>, RingShares),
     ) -> Upkeep {
         let (counters, shares) = accounts;
         let keep = Duration::from_secs(options.keep_flows_s.into());
         Upkeep {
             pulse: Pulse::new(heartbeat, keep, self.estimate.clone()),
-            snapshots,
+            recorder,
             accounts: Accounts::new(counters, shares, self.lost_lines.clone()),
         }
     }

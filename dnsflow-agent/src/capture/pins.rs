@@ -405,7 +405,7 @@ pub(super) fn entries(mask: NonZeroU32) -> Shared {
         file: "entries-",
         layout: ENTRY_LAYOUT,
         mask: Some(mask).filter(|mask| *mask != UNNAMED_MASK),
-        lost: "ignoring the addresses left by an agent of another version or --mark-mask: without a snapshot, they \
+        lost: "ignoring the addresses left by an agent of another version or --mark-mask: without a journal, they \
                close until the pods ask again",
     }
 }

@@ -16,8 +16,6 @@ pub(super) const AGGREGATE_3_1: &str =
     include_str!("../../../tests/fixtures/openflow/aggregate-3.1.0.hex");
 pub(super) const AGGREGATE_3_5: &str =
     include_str!("../../../tests/fixtures/openflow/aggregate-3.5.0.hex");
-pub(super) const PORTS_3_1: &str = include_str!("../../../tests/fixtures/openflow/ports-3.1.0.hex");
-pub(super) const PORTS_3_5: &str = include_str!("../../../tests/fixtures/openflow/ports-3.5.0.hex");
 pub(super) const BUNDLE_REFUSED: &str =
     include_str!("../../../tests/fixtures/openflow/bundle-refused.hex");
 pub(super) const BUNDLE_COMMIT_FAILS: &str =

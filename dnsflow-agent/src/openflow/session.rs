@@ -16,17 +16,16 @@
 //! paused, no count is reported either: a count needs the monitor's reports about its flows ([`Event::CountLost`]).
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     mem,
     sync::Arc,
-    time::Duration,
     vec,
 };
 
 use bytes::BytesMut;
 use dnsflow_core::{
     Timestamp,
-    io::input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow, SwitchPort},
+    io::input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow},
     values::flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
 };
 
@@ -56,11 +55,9 @@ pub struct Session {
     /// The dump that is under way.
     dump: Option<Dump>,
     /// Another one that was asked for meanwhile.
-    dump_again: Option<AskedDump>,
+    dump_again: Option<u32>,
     /// The number of flows in the last dump.
     shown: Shown,
-    /// The ports that the switch has told of so far, if it is asked for them.
-    ports: Option<PortsRead>,
     searches: BTreeMap<u32, Search>,
     counts: BTreeMap<u32, Count>,
     /// The cookies of the last count without a batch, without those of which a flow was removed
@@ -148,10 +145,6 @@ impl Batch {
 #[derive(Debug)]
 enum Request {
     Dump,
-    /// For the names of ports.
-    PortNames,
-    /// For the ages of ports, behind the names.
-    PortAges,
     /// One question of the search with this number.
     Find(u32),
     /// One question of a count.
@@ -165,7 +158,6 @@ enum Request {
 
 // The names of questions in refusals.
 const DUMP: &str = "flow dump";
-const PORTS: &str = "port statistics";
 const FIND: &str = "look-up of cookies";
 const COUNT: &str = "count of flows";
 const MONITOR: &str = "flow monitor";
@@ -174,19 +166,11 @@ impl Request {
     fn name(&self) -> &'static str {
         match self {
             Self::Dump => DUMP,
-            Self::PortNames | Self::PortAges => PORTS,
             Self::Find(_) => FIND,
             Self::Count { .. } => COUNT,
             Self::Monitor => MONITOR,
         }
     }
-}
-
-/// A dump that is asked for ([`FlowQuestion::Dump`]).
-#[derive(Clone, Copy, Debug)]
-struct AskedDump {
-    number: u32,
-    with_ports: bool,
 }
 
 /// A dump that is under way.
@@ -199,15 +183,6 @@ struct Dump {
     /// … the next one then.
     next_at: Option<Timestamp>,
     shown: Shown,
-}
-
-/// The ports of the switch, as far as it has told.
-#[derive(Debug, Default)]
-struct PortsRead {
-    /// The number of the dump.
-    number: u32,
-    names: HashMap<u32, Arc<str>>,
-    ports: Vec<SwitchPort>,
 }
 
 /// A look-up of several cookies.
@@ -241,7 +216,6 @@ impl Session {
             dump: None,
             dump_again: None,
             shown: Shown::default(),
-            ports: None,
             searches: BTreeMap::new(),
             counts: BTreeMap::new(),
             counted: BTreeSet::new(),
@@ -408,9 +382,7 @@ impl Session {
     fn run(&mut self, command: Command) {
         match command {
             Command::Apply(changes) => self.run_apply(&changes),
-            Command::Ask(FlowQuestion::Dump { number, with_ports }) => {
-                self.run_dump(AskedDump { number, with_ports });
-            }
+            Command::Ask(FlowQuestion::Dump { number }) => self.run_dump(number),
             Command::Ask(FlowQuestion::Find(cookies)) => self.run_find(cookies),
             Command::Ask(FlowQuestion::Count(cookies)) => {
                 self.run_count(None, &cookies);
@@ -475,22 +447,14 @@ impl Session {
         self.batches.push_back(batch);
     }
 
-    fn run_dump(&mut self, asked: AskedDump) {
+    fn run_dump(&mut self, number: u32) {
         if self.dump.is_some() {
-            self.dump_again = Some(asked);
+            self.dump_again = Some(number);
             return;
         }
-        let AskedDump { number, with_ports } = asked;
-        let shards = if with_ports {
-            // Ages are compared: those of flows are read right behind those of ports.
-            self.run_ports(number);
-            vec![Shard::All]
-        } else {
-            shards(self.shown)
-        };
         self.dump = Some(Dump {
             number,
-            shards: shards.into_iter(),
+            shards: shards(self.shown).into_iter(),
             next_at: None,
             shown: Shown::default(),
         });
@@ -508,23 +472,6 @@ impl Session {
             }
             None => self.dump_done(),
         }
-    }
-
-    /// Asks for names and ages of the ports, for the dump with this number.
-    fn run_ports(&mut self, number: u32) {
-        let Some(names) = self.request(Request::PortNames) else {
-            return;
-        };
-        let Some(ages) = self.request(Request::PortAges) else {
-            self.requests.remove(&names);
-            return;
-        };
-        self.ports = Some(PortsRead {
-            number,
-            ..PortsRead::default()
-        });
-        wire::put_ports_request(&mut self.output, names, wire::OFPMP_PORT_DESC);
-        wire::put_ports_request(&mut self.output, ages, wire::OFPMP_PORT_STATS);
     }
 
     fn run_find(&mut self, cookies: Vec<u32>) {
@@ -714,7 +661,6 @@ impl Session {
             });
             match request {
                 Request::Dump => self.dump_done(),
-                Request::PortNames | Request::PortAges => self.ports = None,
                 Request::Find(number) => drop(self.searches.remove(&number)),
                 Request::Count { .. } | Request::Monitor => {}
             }
@@ -749,8 +695,6 @@ impl Session {
         match reply.kind {
             wire::OFPMP_FLOW_DESC => self.flow_descs(message.xid, &reply),
             wire::OFPMP_AGGREGATE_STATS => self.counted(message.xid, &reply),
-            wire::OFPMP_PORT_DESC => self.port_names(message.xid, &reply),
-            wire::OFPMP_PORT_STATS => self.port_ages(message.xid, &reply),
             wire::OFPMP_FLOW_MONITOR => {
                 if !reply.more && matches!(self.requests.get(&message.xid), Some(Request::Monitor))
                 {
@@ -829,61 +773,9 @@ impl Session {
                     self.reply(FlowReply::Found(found));
                 }
             }
-            Some(
-                Request::PortNames | Request::PortAges | Request::Count { .. } | Request::Monitor,
-            )
-            | None => {
+            Some(Request::Count { .. } | Request::Monitor) | None => {
                 self.counters.unexpected_messages += 1;
             }
-        }
-        Ok(())
-    }
-
-    /// Whether a part of an answer is to a question of this kind. The last part ends the question.
-    fn is_awaited(&mut self, xid: u32, more: bool, is_one: impl Fn(&Request) -> bool) -> bool {
-        let is_awaited = self.requests.get(&xid).is_some_and(is_one);
-        if !is_awaited {
-            self.counters.unexpected_messages += 1;
-        } else if !more {
-            self.requests.remove(&xid);
-        }
-        is_awaited
-    }
-
-    fn port_names(&mut self, xid: u32, reply: &MultipartReply<'_>) -> Result<(), ProtocolError> {
-        if !self.is_awaited(xid, reply.more, |request| {
-            matches!(request, Request::PortNames)
-        }) {
-            return Ok(());
-        }
-        // The ports are gone if the other question was refused.
-        if let Some(read) = &mut self.ports {
-            for port in reply.port_names() {
-                let (number, name) = port?;
-                read.names.insert(number, name.into());
-            }
-        }
-        Ok(())
-    }
-
-    fn port_ages(&mut self, xid: u32, reply: &MultipartReply<'_>) -> Result<(), ProtocolError> {
-        if !self.is_awaited(xid, reply.more, |request| {
-            matches!(request, Request::PortAges)
-        }) {
-            return Ok(());
-        }
-        let Some(read) = &mut self.ports else {
-            return Ok(());
-        };
-        for port in reply.port_ages() {
-            let (number, age) = port?;
-            let name = read.names.remove(&number);
-            read.ports.extend(name.map(|name| SwitchPort { name, age }));
-        }
-        if !reply.more
-            && let Some(PortsRead { number, ports, .. }) = self.ports.take()
-        {
-            self.reply(FlowReply::Ports { number, ports });
         }
         Ok(())
     }
@@ -916,8 +808,8 @@ impl Session {
 
     fn dump_done(&mut self) {
         self.dump = None;
-        if let Some(AskedDump { number, with_ports }) = self.dump_again.take() {
-            self.ask(FlowQuestion::Dump { number, with_ports });
+        if let Some(number) = self.dump_again.take() {
+            self.ask(FlowQuestion::Dump { number });
         }
     }
 
@@ -1002,8 +894,6 @@ fn installed(desc: FlowDesc<'_>) -> Option<InstalledFlow> {
         cookie: Cookie::from_switch(desc.cookie)?,
         packets: desc.stats.packets,
         hard_timeout_s: desc.hard_timeout_s,
-        // Without an age, it is another pod's.
-        age: desc.stats.age.unwrap_or(Duration::MAX),
     })
 }
 

@@ -5,8 +5,6 @@
 //! messages are big-endian. Reading never panics and never trusts a length: what does not fit is
 //! a [`ProtocolError`].
 
-use std::time::Duration;
-
 use bytes::{BufMut, Bytes, BytesMut};
 use dnsflow_core::values::flow::{Action, Cookie, FlowChange, Match};
 
@@ -40,8 +38,6 @@ pub(super) const OFPT_BUNDLE_ADD_MESSAGE: u8 = 0x22;
 // enum ofp_multipart_type (section 7.3.5).
 pub(super) const OFPMP_FLOW_DESC: u16 = 0x0001;
 pub(super) const OFPMP_AGGREGATE_STATS: u16 = 0x0002;
-pub(super) const OFPMP_PORT_STATS: u16 = 0x0004;
-pub(super) const OFPMP_PORT_DESC: u16 = 0x000d;
 pub(super) const OFPMP_FLOW_MONITOR: u16 = 0x0010;
 /// More replies follow (section 7.3.5).
 const OFPMPF_REPLY_MORE: u16 = 0x0001;
@@ -433,15 +429,6 @@ fn put_flows_request(
     });
 }
 
-/// `OFPMP_PORT_DESC` or `OFPMP_PORT_STATS` (`kind`) for every port (section 7.3.5): `struct
-/// ofp_port_multipart_request` for both.
-pub(super) fn put_ports_request(output: &mut BytesMut, xid: u32, kind: u16) {
-    put_multipart_request(output, xid, kind, |body| {
-        body.put_u32(OFPP_ANY);
-        body.put_bytes(0, 4);
-    });
-}
-
 /// `OFPMP_FLOW_MONITOR` that begins (`watch`) or ends the monitor of one table (section
 /// 7.3.5). The table's number is the monitor's identifier.
 pub(super) fn put_flow_monitor_request(output: &mut BytesMut, xid: u32, table: u8, watch: bool) {
@@ -504,17 +491,6 @@ impl<'a> MultipartReply<'a> {
         Stats::parse(&mut Reader::new("aggregate statistics", self.body))
     }
 
-    /// The entries of an `OFPMP_PORT_DESC` reply: number and name.
-    pub(super) fn port_names(&self) -> impl Iterator<Item = Result<(u32, &'a str), ProtocolError>> {
-        let mut list = Reader::new("port description", self.body);
-        std::iter::from_fn(move || (!list.is_empty()).then(|| port_name(&mut list)))
-    }
-
-    /// The entries of an `OFPMP_PORT_STATS` reply: number, and how long the switch has had the port.
-    pub(super) fn port_ages(&self) -> impl Iterator<Item = Result<(u32, Duration), ProtocolError>> {
-        entries(self.body, "port statistics", port_age)
-    }
-
     /// The entries of an `OFPMP_FLOW_MONITOR` reply.
     pub(super) fn flow_updates(&self) -> impl Iterator<Item = Result<FlowUpdate, ProtocolError>> {
         entries(self.body, "flow update", FlowUpdate::parse)
@@ -540,37 +516,6 @@ fn entries<'a, T>(
         }
         Some(entry)
     })
-}
-
-/// Reads the next `struct ofp_port` (section 7.2.1), whose length follows its number. A name that is not UTF-8 is none
-/// of a pod's interface.
-fn port_name<'a>(list: &mut Reader<'a>) -> Result<(u32, &'a str), ProtocolError> {
-    const WHAT: &str = "port description";
-    let number = list.u32()?;
-    let length = usize::from(list.u16()?);
-    let rest = length
-        .checked_sub(6)
-        .ok_or(ProtocolError::Malformed(WHAT))?;
-    let mut port = list.sub(WHAT, rest)?;
-    port.take(10)?; // padding, hw_addr, padding
-    let name = port.take(OFP_MAX_PORT_NAME_LEN)?;
-    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-    Ok((number, str::from_utf8(name).unwrap_or_default()))
-}
-
-/// Bytes of `ofp_port.name`, which ends with a zero (section 7.2.1).
-const OFP_MAX_PORT_NAME_LEN: usize = 16;
-
-/// Reads a `struct ofp_port_stats` (section 7.3.5).
-fn port_age(entry: &mut Reader<'_>) -> Result<(u32, Duration), ProtocolError> {
-    entry.take(4)?; // length, padding
-    Ok((entry.u32()?, duration(entry)?))
-}
-
-/// Reads seconds and the nanoseconds beyond.
-fn duration(reader: &mut Reader<'_>) -> Result<Duration, ProtocolError> {
-    let seconds = Duration::from_secs(reader.u32()?.into());
-    Ok(seconds + Duration::from_nanos(reader.u32()?.into()))
 }
 
 /// A flow as `OFPMP_FLOW_DESC` describes it (`struct ofp_flow_desc`, section 7.3.5).
@@ -626,8 +571,6 @@ fn applied_actions<'a>(entry: &mut Reader<'a>) -> Result<&'a [u8], ProtocolError
     Ok(&[])
 }
 
-/// `OXS_OF_DURATION`: class 0x8002, field 0, eight bytes (section 7.2.4).
-const OXS_DURATION: u32 = 0x8002_0008;
 /// `OXS_OF_FLOW_COUNT`: class 0x8002, field 3, four bytes (section 7.2.4).
 const OXS_FLOW_COUNT: u32 = 0x8002_0604;
 /// `OXS_OF_PACKET_COUNT`: class 0x8002, field 4, eight bytes (section 7.2.4).
@@ -639,8 +582,6 @@ pub(super) struct Stats {
     /// Only in an aggregate.
     pub(super) flows: u32,
     pub(super) packets: u64,
-    /// Only of a flow.
-    pub(super) age: Option<Duration>,
 }
 
 impl Stats {
@@ -658,7 +599,6 @@ impl Stats {
             let header = fields.u32()?;
             let mut value = fields.sub(WHAT, (header & 0xff) as usize)?;
             match header {
-                OXS_DURATION => stats.age = Some(duration(&mut value)?),
                 OXS_FLOW_COUNT => stats.flows = value.u32()?,
                 OXS_PACKET_COUNT => stats.packets = value.u64()?,
                 _ => {}

@@ -1,6 +1,6 @@
 //! A switch that obeys at once. Its flows count the packets that the capture has.
 
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr};
 
 use dnsflow_core::{
     Command, Input,
@@ -46,7 +46,6 @@ impl SimulatedSwitch {
                 more: false,
                 records_wait: false,
             }],
-            // It leaves out the ports: nothing of an earlier run is there to be adopted.
             Command::Ask(FlowQuestion::Dump { number, .. }) => {
                 let flows = self.flows.iter();
                 let flows = flows.map(|(key, cookie)| InstalledFlow {
@@ -54,7 +53,6 @@ impl SimulatedSwitch {
                     cookie: *cookie,
                     packets: self.packets(key),
                     hard_timeout_s: 0,
-                    age: Duration::ZERO,
                 });
                 vec![Input::Reply(FlowReply::Flows {
                     number,

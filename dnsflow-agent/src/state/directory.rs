@@ -13,7 +13,7 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, CWD, Dir, FileType, Mode, OFlags, RawMode, fchmod, fstat, fsync, mkdirat, openat,
+        AtFlags, CWD, Dir, FileType, Mode, OFlags, RawMode, fchmod, fstat, mkdirat, openat,
         renameat, unlinkat,
     },
     io::Errno,
@@ -120,12 +120,13 @@ impl Directory {
         })
     }
 
-    /// Begins to write a file anew. Until [`Directory::replace`], it is as it was.
+    /// Begins to write a file anew, by appending to it. Until [`Directory::replace`], it is as it was.
     pub(super) fn begin(&self, name: &str) -> io::Result<File> {
         let new = format!("{name}{NEW}");
         // Left behind by a crash, or somebody's: what is written goes into a file of ours.
         self.remove(&new)?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL;
+        let flags = flags | OFlags::CLOEXEC;
         let file = File::from(openat(
             &self.0,
             &new,
@@ -137,17 +138,20 @@ impl Directory {
         Ok(file)
     }
 
-    /// The file is written: it takes the place of the last one. After a crash, one of both is there, and whole.
-    pub(super) fn replace(&self, name: &str, written: &File) -> io::Result<()> {
-        // Before the rename, which would else survive a crash without the content.
-        written.sync_all()?;
+    /// Opens a file to append to it.
+    pub(super) fn append(&self, name: &str) -> io::Result<File> {
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(openat(&self.0, name, flags, Mode::empty())?.into())
+    }
+
+    /// The file that was begun takes the place of the last one.
+    pub(super) fn replace(&self, name: &str) -> io::Result<()> {
         self.rename(&format!("{name}{NEW}"), name)
     }
 
-    /// Gives a file another name, for good.
+    /// Gives a file another name.
     pub(super) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        renameat(&self.0, from, &self.0, to)?;
-        Ok(fsync(&self.0)?)
+        Ok(renameat(&self.0, from, &self.0, to)?)
     }
 
     /// Removes a file; no error where there is none.

@@ -248,7 +248,7 @@ impl Client {
     }
 
     async fn dump(&mut self) -> Result<Vec<InstalledFlow>> {
-        self.connection.ask(dump(false));
+        self.connection.ask(DUMP);
         let mut found = Vec::new();
         self.until(|event| {
             let Event::Reply(FlowReply::Flows { flows, more, .. }) = event else {
@@ -261,29 +261,9 @@ impl Client {
         Ok(found)
     }
 
-    /// The ports and flows of the switch, and how long it has had them.
-    async fn ages(&mut self) -> Result<(BTreeMap<Arc<str>, Duration>, Vec<InstalledFlow>)> {
-        self.connection.ask(dump(true));
-        let (mut ages, mut found) = (BTreeMap::new(), Vec::new());
-        self.until(|event| match event {
-            Event::Reply(FlowReply::Ports { ports, .. }) => {
-                let ports = ports.iter();
-                ages.extend(ports.map(|port| (port.name.clone(), port.age)));
-                None
-            }
-            Event::Reply(FlowReply::Flows { flows, more, .. }) => {
-                found.extend_from_slice(flows);
-                (!more).then_some(())
-            }
-            _ => None,
-        })
-        .await?;
-        Ok((ages, found))
-    }
-
     /// Every event up to the answer of a dump, which the switch gives after all that went before.
     async fn events_so_far(&mut self) -> Result<Vec<Event>> {
-        self.connection.ask(dump(false));
+        self.connection.ask(DUMP);
         let mut seen = Vec::new();
         self.until(|event| {
             let done = matches!(event, Event::Reply(FlowReply::Flows { more: false, .. }));
@@ -297,12 +277,7 @@ impl Client {
     }
 }
 
-fn dump(with_ports: bool) -> FlowQuestion {
-    FlowQuestion::Dump {
-        number: 1,
-        with_ports,
-    }
-}
+const DUMP: FlowQuestion = FlowQuestion::Dump { number: 1 };
 
 fn v4(number: u8) -> Addresses {
     Addresses::V4 {
@@ -760,48 +735,6 @@ async fn renewal_keeps_the_counters() -> Result<()> {
         .apply(false, vec![FlowChange::Renew(quiet)])
         .await??;
     assert_eq!(packets(client.dump().await?), Some(1));
-    Ok(())
-}
-
-/// Adoption relies on it: a flow that was there before its port is another pod's. The witness is the order of the
-/// commands, between which time passes.
-#[tokio::test]
-async fn flows_and_ports_are_as_old_as_the_switch_has_them() -> Result<()> {
-    let Some(switch) = Switch::start()? else {
-        return Ok(());
-    };
-    let add_port = |name: &str| {
-        let of_type = ["--", "set", "Interface", name, "type=internal"];
-        let added = switch.vsctl(&[&["add-port", "br-int", name][..], &of_type].concat());
-        // Longer than the unit of the switch's clock.
-        std::thread::sleep(Duration::from_millis(5));
-        added
-    };
-    let mut client = Client::connect(&switch).await?;
-    add_port("first")?;
-    add_port("anew")?;
-    // The third is written again later.
-    let keys = [1, 2, 3].map(|number| key(46, v4(number)));
-    client.apply(true, adds(&keys)).await??;
-    tokio::time::sleep(Duration::from_millis(5)).await;
-    switch.vsctl(&["del-port", "anew"])?;
-    add_port("anew")?;
-    client.apply(true, adds(&keys[2..])).await??;
-    // No flow is younger for it.
-    let renew = vec![FlowChange::Renew(body(1))];
-    client.apply(false, renew).await??;
-    // Flows are looked at later than ports. So what is certain of one answer's flows is that the older ones are older,
-    // and of the next answer's ports that they are.
-    let (ports, flows) = client.ages().await?;
-    let (later, _) = client.ages().await?;
-    ensure!(ports.contains_key("br-int"), "{ports:?}");
-    let age = |key: &FlowKey| {
-        let flow = flows.iter().find(|found| found.key == *key);
-        flow.expect("it is there").age
-    };
-    ensure!(age(&keys[0]) >= ports["anew"] && age(&keys[1]) >= ports["anew"]);
-    ensure!(age(&keys[2]) < later["anew"]);
-    ensure!(keys.iter().all(|key| age(key) < later["first"]));
     Ok(())
 }
 

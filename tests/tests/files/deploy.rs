@@ -541,8 +541,12 @@ fn the_daemon_set_fits_together() -> Result<()> {
             .collect();
         assert_eq!(volumes, mounts, "{name}");
         let paths: BTreeSet<&str> = mounts.values().map(String::as_str).collect();
-        let mut expected =
-            BTreeSet::from(["/bpf", "/var/lib/dnsflow", "/var/run/openvswitch", control]);
+        let mut expected = BTreeSet::from([
+            "/bpf",
+            "/run/dnsflow-state",
+            "/var/run/openvswitch",
+            control,
+        ]);
         if name == "overlays/openshift" {
             expected.insert("/var/run/ovn-ic");
         }

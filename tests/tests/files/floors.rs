@@ -52,7 +52,7 @@ const CORE: Floors = &[
     "policy::refused",
     "policy",
     "installed",
-    "cache::snapshot",
+    "cache::journal",
     "cache",
     "access",
     "switch::blocked",

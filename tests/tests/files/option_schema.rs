@@ -209,7 +209,7 @@ mod tests {
         "json",
         "unix:/var/run/ovn/ovnnb_db.sock",
         "tcp:127.0.0.1:6641",
-        "/var/lib/dnsflow",
+        "/run/dnsflow-state",
     ];
 
     /// A schema that refuses what the agent takes would be worse than none.

@@ -150,9 +150,9 @@ fn the_agent_starts_no_process() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
-/// A clock that is set changes nothing but times that people read, and the age of the snapshot.
+/// A clock that is set changes nothing but times that people read.
 #[test]
-fn the_wall_clock_is_read_for_people_and_for_the_snapshot() {
+fn the_wall_clock_is_read_for_people_alone() {
     let source = workspace().join("dnsflow-agent");
     let mut files = rust_files(&source.join("src"));
     files.extend(rust_files(&source.join("asking/src")));
@@ -174,7 +174,6 @@ fn the_wall_clock_is_read_for_people_and_for_the_snapshot() {
         "src/bundle.rs",
         "src/journal.rs",
         "src/one_agent.rs",
-        "src/state.rs",
     ];
     assert_eq!(found, expected);
 }

@@ -117,7 +117,11 @@ fn what_a_cleanup_would_remove_is_what_it_removes() {
     };
     let listed = cleanup(&["--dry-run"]);
     assert_eq!(matches(&listed), matches(&shown.join("\n")));
-    assert!(listed.ends_with(&would_remove), "{listed}");
+    let journal = format!("{state}/journal would be removed\n");
+    assert!(
+        listed.ends_with(&format!("{would_remove}{journal}")),
+        "{listed}"
+    );
     assert_eq!(dump().len(), shown.len());
     // The agent would bring the flows back.
     let refused = command().output().expect("it runs");
@@ -130,9 +134,8 @@ fn what_a_cleanup_would_remove_is_what_it_removes() {
 
     agent.terminate().expect("it stops");
     let listed = cleanup(&["--dry-run"]);
-    let snapshot = format!("{state}/cache.json would be removed\n");
     assert!(
-        listed.ends_with(&format!("{would_remove}{snapshot}")),
+        listed.ends_with(&format!("{would_remove}{journal}")),
         "{listed}"
     );
     assert_eq!(cleanup(&[]), format!("{} flows removed\n", shown.len()));

@@ -12,7 +12,7 @@ use dnsflow_tests::{
     lab::Lab,
     ovs::{Daemon, Stop},
     pod::PodSpec,
-    process::{PATIENT, wait_until},
+    process::{PATIENT, run, wait_until},
     standstill::{play, unexplained},
 };
 
@@ -111,10 +111,10 @@ fn without_an_agent() {
     fetch("http://203.0.113.2/", BLOCKED).expect_err("the address is closed");
 }
 
-/// A pod has gone while no agent ran, and another one has come at its address: OVN knows both by the same keys, and no
-/// snapshot tells of either. The witness is the pod beside, whose flows stay.
+/// A pod has gone while no agent ran, and another one has come at its address: OVN knows both by the same keys. The
+/// witness is the pod beside, whose flows stay.
 #[test]
-fn a_pod_takes_over_no_flow_that_is_older_than_its_port() {
+fn a_pod_takes_over_no_flow_of_the_pod_before_it() {
     let lab = lab!("restart-agent-pod", agent);
     let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
     lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
@@ -162,4 +162,80 @@ fn a_pod_takes_over_no_flow_that_is_older_than_its_port() {
     fetch(beside, "http://203.0.113.2/", PATIENT).expect("the address is open");
     fetch(&anew, "http://203.0.113.2/", BLOCKED).expect_err("the address is closed");
     fetch(&anew, "http://www.example.com/", PATIENT).expect("it opens again");
+}
+
+/// How often the agent is killed; more by hand (`DNSFLOW_KILLS`).
+const KILLS: usize = 4;
+
+/// The agent is killed right behind two answers, and the rules are edited while no agent runs. The next one does what
+/// the rules of now say of both names, without a further question.
+#[test]
+fn what_is_told_right_before_a_kill_is_known() {
+    let kills = std::env::var("DNSFLOW_KILLS").map_or(Ok(KILLS), |kills| kills.parse());
+    let kills: usize = kills.expect("a number");
+    let lab = lab!("restart-killed", agent);
+    let host = |number: usize| Ipv4Addr::from(0xc612_0000 + number as u32);
+    let name = |number: usize, of: &str| format!("n{number}.{of}.example.com");
+    let told = |kill: usize| [(2 * kill + 1, "a"), (2 * kill + 2, "b")];
+    let records = (0..kills).flat_map(told).map(|(number, of)| {
+        let (name, host) = (name(number, of), host(number));
+        format!("{name}. 600 IN A {host}")
+    });
+    let records: Vec<String> = records.collect();
+    let records: Vec<&str> = records.iter().map(String::as_str).collect();
+    lab.serve_dns(&records).expect("it listens");
+    let mut ip = lab.pod("inet").command("ip").expect("a command");
+    run(ip.args(["route", "add", "local", "198.18.0.0/15", "dev", "lo"])).expect("a route");
+    let pins = lab.pins().expect("a BPF file system");
+    let pins = format!("--pin-dir={}", pins.display());
+    let start = || lab.start_agent(&[&pins]).expect("the agent is ready");
+    let (a, b) = ("a.example.com", "b.example.com");
+    let all = "0.0.0.0/0";
+    let [deny, allow] =
+        [RuleSpec::deny(all), RuleSpec::allow(all)].map(|rule| rule.expect("a CIDR"));
+    let versions = [
+        [
+            RuleSpec::allow_name(a),
+            RuleSpec::deny_name(b),
+            deny.clone(),
+        ],
+        [
+            RuleSpec::deny_name(a),
+            RuleSpec::allow_name(b),
+            deny.clone(),
+        ],
+        [RuleSpec::deny_name(a), RuleSpec::allow_name(b), allow],
+        [RuleSpec::allow_name(b), RuleSpec::allow_name(a), deny],
+    ];
+    // By the rules of each version.
+    let allowed: [&[&str]; 4] = [&["a"], &["b"], &["b"], &["a", "b"]];
+    let set = |version: usize| {
+        lab.set_firewall("ns1", &versions[version % versions.len()])
+            .expect("the rows are written");
+    };
+    let pod = lab.pod("ns1_pod1");
+    set(0);
+    let mut agent = start();
+    let (mut open, mut closed) = (Vec::new(), Vec::new());
+    for kill in 0..kills {
+        for (number, of) in told(kill) {
+            pod.resolve(&name(number, of)).expect("the name is known");
+        }
+        agent.kill().expect("it is killed");
+        set(kill + 1);
+        agent = start();
+        for (number, of) in told(kill) {
+            let is_allowed = allowed[(kill + 1) % allowed.len()].contains(&of);
+            let limit = if is_allowed { PATIENT } else { BLOCKED };
+            let url = format!("http://{}/", host(number));
+            let is_open = pod.fetch(&url, limit).expect("curl runs").result.is_ok();
+            match (is_open, is_allowed) {
+                (true, false) => open.push((kill, of)),
+                (false, true) => closed.push((kill, of)),
+                (true, true) | (false, false) => {}
+            }
+        }
+    }
+    println!("{kills} kills: wrongly open {open:?}, wrongly closed {closed:?}");
+    assert!(open.is_empty() && closed.is_empty());
 }

@@ -25,8 +25,8 @@ use crate::{
 };
 
 /// What an uninstall leaves on a node (docs/install.md, Uninstalling), as find(1) prints it.
-const LEFT: &str = "/sys/fs/bpf/dnsflow\n/var/lib/dnsflow\n";
-const DIRECTORIES: [&str; 2] = ["/sys/fs/bpf/dnsflow", "/var/lib/dnsflow"];
+const LEFT: &str = "/sys/fs/bpf/dnsflow\n/run/dnsflow-state\n";
+const DIRECTORIES: [&str; 2] = ["/sys/fs/bpf/dnsflow", "/run/dnsflow-state"];
 /// The cookies of dnsflow's flows, in ovs-ofctl's form.
 const COOKIES: &str = "cookie=0x444e534600000000/0xffffffff00000000";
 /// Everything that a release may have made. Helm keeps releases in Secrets.

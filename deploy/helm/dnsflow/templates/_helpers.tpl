@@ -92,7 +92,7 @@ port: {{ .Values.listen.port }}
   "DNSFLOW_LOG_FORMAT" "json"
   "DNSFLOW_LISTEN" (printf "%s:%d" $host (int .Values.listen.port))
   "DNSFLOW_DNS_SERVICE" "kube-system/k8s-app=kube-dns"
-  "DNSFLOW_STATE_DIR" "/var/lib/dnsflow"
+  "DNSFLOW_STATE_DIR" "/run/dnsflow-state"
   "DNSFLOW_PIN_DIR" "/bpf" -}}
 {{- if .Values.openshift -}}
 {{- $_ := set $options "DNSFLOW_DNS_SERVICE" "openshift-dns/dns-default" -}}
@@ -146,10 +146,11 @@ volumes:
     hostPath:
       path: /var/run/openvswitch
       type: DirectoryOrCreate
-  # The names behind the open addresses, for the next agent on this node.
+  # The journal of what pods were told, for the next agent on this node. On the node's tmpfs, it lives as long as flows and
+  # marks, and no disk delays an answer.
   - name: state
     hostPath:
-      path: /var/lib/dnsflow
+      path: /run/dnsflow-state
       type: DirectoryOrCreate
   # The programs and their ring buffer between two agents, without the pins of other agents. systemd mounts a BPF file
   # system at /sys/fs/bpf. A reboot empties it, and the kubelet makes the directory again. On a node without that file
@@ -211,7 +212,7 @@ volumeMounts:
   - name: openvswitch
     mountPath: /var/run/openvswitch
   - name: state
-    mountPath: /var/lib/dnsflow
+    mountPath: /run/dnsflow-state
   # Not below /sys: in the container, that is a file system where nobody can make a directory.
   - name: bpf
     mountPath: /bpf

@@ -401,7 +401,7 @@ n1  2026-01-01T00:00:03.000Z  flows_restored  third
     fn rows_have_a_node() {
         let entry = json!({
             "port": "ns1_p1", "namespace": "ns1", "pod": "p1", "network": null,
-            "address": "203.0.113.1", "refused": null, "is_adopted": false,
+            "address": "203.0.113.1", "refused": null,
             "names": [{
                 "name": "example.com", "origin": "answer", "ttl_left_s": 42, "told_s": 1, "rules": [0]
             }],

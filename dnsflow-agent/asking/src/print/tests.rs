@@ -37,7 +37,6 @@ fn entry() -> EntryView {
             rules: vec![0, 3],
         }],
         refused: None,
-        is_adopted: false,
         flows: vec![FlowView {
             flow: "cookie=0x1, table=50, priority=10,ip actions=drop".into(),
             packets: 7,
@@ -195,14 +194,6 @@ namespace ns1, rule 1 (not_in_force): ns1/default: rule 1: type is missing; writ
 
 #[test]
 fn the_cache_has_a_line_for_each_name() {
-    let unknown = EntryView {
-        names: vec![],
-        is_adopted: true,
-        flows: vec![],
-        packets: Some(0),
-        used_s: None,
-        ..entry()
-    };
     // By a mark.
     let marked = EntryView {
         packets: None,
@@ -210,16 +201,15 @@ fn the_cache_has_a_line_for_each_name() {
         ..entry()
     };
     let written = text_of(|output| {
-        let entries = [entry(), unknown, marked];
+        let entries = [entry(), marked];
         table(CACHE, entries.iter().flat_map(cache_rows), output)
     });
     assert_eq!(
         written,
         "\
-POD        NAME              ADDRESS       TTL    SOURCE    RULES   PACKETS   USED
-ns1/pod1   www.example.com   203.0.113.1   1h2m   in_use    0,3     7         2s ago
-ns1/pod1   <unknown>         203.0.113.1   -      adopted           0         no flow
-ns1/pod1   www.example.com   203.0.113.1   1h2m   in_use    0,3     -         never
+POD        NAME              ADDRESS       TTL    SOURCE   RULES   PACKETS   USED
+ns1/pod1   www.example.com   203.0.113.1   1h2m   in_use   0,3     7         2s ago
+ns1/pod1   www.example.com   203.0.113.1   1h2m   in_use   0,3     -         never
 "
     );
 }

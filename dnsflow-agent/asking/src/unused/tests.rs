@@ -19,7 +19,6 @@ fn entry(name: &str, rules: &[u32], packets: u64) -> EntryView {
             rules: rules.to_vec(),
         }],
         refused: None,
-        is_adopted: false,
         flows: vec![FlowView {
             flow: String::new(),
             packets,

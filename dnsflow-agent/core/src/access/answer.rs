@@ -363,7 +363,7 @@ impl Access<'_> {
             let learned = batch.len();
             let planner = &mut self.plans.planner;
             let is_alone = entry.names.len() == 1 && entry.names.until(name).is_some();
-            let is_alone = is_alone && entry.adopted.is_none() && !entry.is_refused;
+            let is_alone = is_alone && !entry.is_refused;
             let planned = match facts {
                 Some(facts) if is_alone && space.has.is_empty() => {
                     let planned = of_name
@@ -376,10 +376,8 @@ impl Access<'_> {
                         address: *address,
                         space,
                         version: &version,
-                        former_rules: None,
                         further: is_news.then_some(matched),
                         may_stay: is_news && !is_again && !lacks_flows && !is_dry_run,
-                        now,
                     };
                     plan(planner, facts, entry, planning)
                 }
@@ -445,7 +443,6 @@ impl Access<'_> {
             let entry = self.cache.entry(*port, *address)?;
             let has_this_alone = entry.names.len() == 1
                 && entry.names.until(&reading.answer.name).is_some()
-                && entry.adopted.is_none()
                 && entry.cut.is_none();
             let id = entry.installed.group().filter(|_| has_this_alone)?;
             let groups = self.cache.groups();

@@ -182,8 +182,6 @@ pub struct EntryView {
     pub names: Vec<NameView>,
     /// Why the address is never opened, if so: the label of the counter.
     pub refused: Option<String>,
-    /// Whether flows of an earlier run were taken over, whose names are not known.
-    pub is_adopted: bool,
     /// The flows to the address, or those of its verdict, which it shares with other addresses.
     pub flows: Vec<FlowView>,
     /// The packets to the address at the last comparison; none where only the packets of its verdict are counted.
@@ -449,7 +447,6 @@ impl View<'_> {
                 .map(|(name, term)| self.name(row, name, term, now))
                 .collect(),
             refused: self.refusal(address, row),
-            is_adopted: entry.adopted.is_some(),
             flows: self.flows(address, entry, now),
             packets,
             used_s: at.map(|at| now.since(at).as_secs()),

@@ -1,10 +1,10 @@
-//! The entries that an earlier run of the agent has left in its snapshot.
+//! What an earlier run of the agent has left in its journal, and the records of this run.
 //!
-//! An entry of the snapshot is in one place: with its port while the pod is there, else here. It stays here until the
-//! flows of the earlier run have been adopted, so that a snapshot has it as well: this run may end before.
+//! A name of the journal is in one place: with its port while the pod is there, else here. It stays here until the first
+//! comparison has ended: until then, its port may come.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
     ops::Bound::{Excluded, Unbounded},
     sync::Arc,
@@ -13,139 +13,249 @@ use std::{
 use crate::{
     Timestamp,
     cache::{
-        entries::{Entries, names::Term},
-        snapshot::{SavedEntry, Snapshot},
+        Cache,
+        entries::{
+            Entries,
+            names::{Origin, Term},
+        },
+        journal::{Journal, Parts, Record, Saved, SavedEntry, SavedName},
     },
     values::{ids::PortId, name::DomainName},
 };
 
-/// The entries of an earlier run.
+/// What an earlier run has left.
 #[derive(Debug, Default)]
 pub(super) struct EarlierRun {
     /// The entries of the ports that have not come yet, or have gone since, by logical port.
     awaited: BTreeMap<Arc<str>, Vec<SavedEntry>>,
-    /// The number of their names. An address without a name counts as one.
+    /// The number of their names.
     names: usize,
     /// When they were taken over. The time that is left for a name is counted from then on.
     loaded_at: Timestamp,
     /// The ports that are there.
     came: HashMap<PortId, Came>,
-    /// Whether all flows have been adopted. Until then, not all rules may be known, and a name of the snapshot
-    /// that was denied stays so.
-    is_adopted: bool,
-    /// The number of changes so far to this part of a snapshot.
-    version: u64,
+    /// Its ports.
+    ports: BTreeSet<Arc<str>>,
+    /// The hashes of its rules, by namespace.
+    rules: BTreeMap<Arc<str>, u64>,
+    /// Whether it has left a journal.
+    is_known: bool,
+    /// Whether the first comparison has ended. Until then, not all rules may be known, and a name that was denied stays
+    /// so.
+    is_over: bool,
 }
 
 /// A port that is there.
 #[derive(Debug)]
 struct Came {
     /// The logical port.
-    name: Box<str>,
+    name: Arc<str>,
     /// The pod's UID.
-    pod: Option<Box<str>>,
-    /// Whether the snapshot had entries under the port's name.
-    is_saved: bool,
-}
-
-/// The room that an entry takes.
-fn size(entry: &SavedEntry) -> usize {
-    entry.names.len().max(1)
+    pod: Option<Arc<str>>,
 }
 
 impl EarlierRun {
-    /// Takes over the entries of a snapshot.
-    pub(super) fn load(&mut self, entries: Vec<SavedEntry>, now: Timestamp) {
-        self.loaded_at = now;
-        self.keep(entries, usize::MAX);
+    fn load(&mut self, saved: Saved, now: Timestamp) {
+        (self.loaded_at, self.is_known) = (now, true);
+        (self.ports, self.rules) = (saved.ports, saved.rules);
+        for entry in saved.entries {
+            self.names += entry.names.len();
+            let of_port = self.awaited.entry(Arc::clone(&entry.port)).or_default();
+            of_port.push(entry);
+        }
     }
 
     /// A port has come. Returns the answers to its pod: address, name and term.
-    pub(super) fn open(
+    fn open(
         &mut self,
         port: PortId,
-        name: &str,
-        pod: Option<&str>,
+        (name, pod): (Arc<str>, Option<Arc<str>>),
     ) -> Vec<(IpAddr, DomainName, Term)> {
-        let mut saved = self.awaited.remove(name).unwrap_or_default();
-        self.names -= saved.iter().map(size).sum::<usize>();
-        let came = Came {
-            name: name.into(),
-            pod: pod.map(Into::into),
-            is_saved: !saved.is_empty(),
-        };
-        self.came.insert(port, came);
+        let mut saved = self.awaited.remove(&name).unwrap_or_default();
+        self.names -= count(&saved);
         // Another pod under the same name inherits nothing.
-        saved.retain(|saved| saved.pod.as_deref() == pod);
+        saved.retain(|saved| saved.pod == pod);
+        self.came.insert(port, Came { name, pod });
         let loaded_at = self.loaded_at;
         let names = saved.into_iter().flat_map(|entry| {
             let names = entry.names.into_iter();
             names.map(move |saved| {
-                let term = Term::of_saved(&saved, loaded_at);
+                let term = Term::of(saved.term(loaded_at), Origin::Journal);
                 (entry.address, saved.name, term)
             })
         });
         names.collect()
     }
 
-    /// Whether the snapshot has no pod under the name of a port that has come.
-    pub(super) fn lacks_pod_of(&self, port: PortId) -> bool {
-        self.came.get(&port).is_some_and(|came| !came.is_saved)
-    }
-
-    /// A port is gone, with these entries. During a start, its pod may come back, as when its interface is made anew. Of
-    /// pods that are not there, at most `kept_max` names are kept.
-    pub(super) fn closed(&mut self, port: PortId, entries: &Entries, kept_max: usize) {
-        if let Some(Came { name, pod, .. }) = self.came.remove(&port)
-            && !self.is_adopted
-        {
-            // As in the snapshot, the time that is left for a name is counted from the start on.
-            let saved = entries.saved((&name, pod.as_deref()), self.loaded_at);
-            self.version += u64::from(!saved.is_empty());
-            self.keep(saved, kept_max);
+    /// A port is gone, with these entries. Returns its name, unless its names are kept: during a start, its pod may come
+    /// back, as when its interface is made anew. Of pods that are not there, at most `kept_max` names are kept.
+    fn closed(&mut self, port: PortId, entries: &Entries, kept_max: usize) -> Option<Arc<str>> {
+        let Came { name, pod } = self.came.remove(&port)?;
+        // As in the journal, the time that is left for a name is counted from the start on.
+        let saved: Vec<SavedEntry> = entries
+            .iter()
+            .map(|(address, entry)| {
+                let names = entry.names.iter();
+                let names = names.map(|(name, term)| SavedName {
+                    name: name.clone(),
+                    rest: term.until.since(self.loaded_at),
+                    deny_rest: term.deny_until.since(self.loaded_at),
+                    is_denied: term.is_denied,
+                });
+                SavedEntry {
+                    port: Arc::clone(&name),
+                    pod: pod.clone(),
+                    address,
+                    names: names.collect(),
+                }
+            })
+            .collect();
+        let taken = self.names + count(&saved);
+        if self.is_over || taken > kept_max {
+            return Some(name);
         }
+        self.names = taken;
+        self.awaited.insert(name, saved);
+        None
     }
 
     /// All ports have come: the pods of the others are gone.
-    pub(super) fn forget_awaited(&mut self) {
-        self.version += u64::from(!self.awaited.is_empty());
-        (self.awaited, self.names) = (BTreeMap::new(), 0);
+    fn forget_awaited(&mut self) -> impl Iterator<Item = Arc<str>> + use<> {
+        self.names = 0;
+        std::mem::take(&mut self.awaited).into_keys()
     }
 
-    /// Keeps entries whose ports are not there, as far as there is room.
-    fn keep(&mut self, entries: Vec<SavedEntry>, kept_max: usize) {
+    /// The records of the next of the ports that are not there.
+    fn next_part(&self, parts: &mut Parts) -> Option<Vec<Record>> {
+        let last = parts.awaited.as_deref();
+        let rest = (last.map_or(Unbounded, Excluded), Unbounded);
+        let (name, entries) = self.awaited.range::<str, _>(rest).next()?;
+        parts.awaited = Some(Arc::clone(name));
+        let number = PortId(u32::MAX - parts.awaited_count);
+        parts.awaited_count += 1;
+        let pod = entries.first().and_then(|entry| entry.pod.clone());
+        let name = Arc::clone(name);
+        let mut records = vec![Record::Port { number, name, pod }];
         for entry in entries {
-            if self.names + size(&entry) <= kept_max {
-                self.names += size(&entry);
-                let of_port = self.awaited.entry(Arc::clone(&entry.port)).or_default();
-                of_port.push(entry);
-            }
+            let names = entry.names.iter();
+            records.extend(names.map(|saved| Record::Name {
+                port: number,
+                address: entry.address,
+                name: saved.name.clone(),
+                term: saved.term(self.loaded_at),
+            }));
+        }
+        Some(records)
+    }
+}
+
+/// How many names these entries have.
+fn count(saved: &[SavedEntry]) -> usize {
+    saved.iter().map(|entry| entry.names.len()).sum()
+}
+
+impl Cache {
+    /// Takes over what an earlier run has left.
+    pub(crate) fn load(&mut self, saved: Saved, now: Timestamp) {
+        self.ports.journal = Journal::of(saved.rules.clone());
+        self.earlier.load(saved, now);
+    }
+
+    /// The answers of an earlier run to the pod of a port that has come: address, name and term.
+    pub(super) fn of_earlier_run(
+        &mut self,
+        number: PortId,
+        name: &str,
+        pod: Option<&str>,
+    ) -> Vec<(IpAddr, DomainName, Term)> {
+        let (name, pod): (Arc<str>, Option<Arc<str>>) = (name.into(), pod.map(Into::into));
+        self.ports.journal.note(Record::Port {
+            number,
+            name: Arc::clone(&name),
+            pod: pod.clone(),
+        });
+        self.earlier.open(number, (name, pod))
+    }
+
+    /// A port is gone, with these entries.
+    pub(super) fn port_gone(&mut self, port: PortId, entries: &Entries) {
+        let names_max = self.limits.names_per_node_max;
+        let kept_max = names_max.saturating_sub(self.name_count());
+        if let Some(name) = self.earlier.closed(port, entries, kept_max) {
+            self.ports.journal.note(Record::PortGone(name));
         }
     }
 
-    /// All flows have been adopted, or are being removed.
-    pub(super) fn adopted_all(&mut self) {
+    /// Whether a port is one of the earlier run's, and nothing has been compared yet.
+    pub(crate) fn is_of_earlier_run(&self, name: &str) -> bool {
+        self.earlier.ports.contains(name)
+    }
+
+    /// Whether an earlier run has left a journal.
+    pub(crate) fn knows_earlier_run(&self) -> bool {
+        self.earlier.is_known
+    }
+
+    /// The hash of the rules of a namespace by which the programs of an earlier run open.
+    pub(crate) fn earlier_rules(&self, namespace: &str) -> Option<u64> {
+        self.earlier.rules.get(namespace).copied()
+    }
+
+    /// Forgets the ports of an earlier run that have not come back: all ports were opened. Their pods are gone.
+    pub(crate) fn forget_awaited(&mut self) {
+        for name in self.earlier.forget_awaited() {
+            self.ports.journal.note(Record::PortGone(name));
+        }
+    }
+
+    /// The first comparison has ended.
+    pub(crate) fn start_is_over(&mut self) {
         self.forget_awaited();
-        self.is_adopted = true;
+        self.earlier.is_over = true;
     }
 
-    /// Whether all flows have been adopted, or are being removed.
-    pub(super) fn is_adopted(&self) -> bool {
-        self.is_adopted
+    /// Whether the first comparison has ended.
+    pub(super) fn is_start_over(&self) -> bool {
+        self.earlier.is_over
     }
 
-    /// A number that grows whenever a snapshot would differ.
-    pub(super) fn version(&self) -> u64 {
-        self.version
+    /// The rules by which the kernel opens, for the journal.
+    pub(crate) fn journal_mut(&mut self) -> &mut Journal {
+        &mut self.ports.journal
     }
 
-    /// The next part of a snapshot: the names of one of the ports that are not there.
-    pub(super) fn next_part(&self, snapshot: &mut Snapshot) -> Option<Vec<SavedEntry>> {
-        let age = snapshot.at.since(self.loaded_at);
-        let last = snapshot.awaited.as_deref();
-        let rest = (last.map_or(Unbounded, Excluded), Unbounded);
-        let (port, entries) = self.awaited.range::<str, _>(rest).next()?;
-        snapshot.awaited = Some(Arc::clone(port));
-        Some(entries.iter().map(|entry| entry.aged(age)).collect())
+    /// Takes out the records of this turn.
+    pub(crate) fn take_records(&mut self) -> Vec<Record> {
+        self.ports.journal.take()
+    }
+
+    /// The next part of all that lives: the rules, then the names of one port after another, then those of ports that are
+    /// not there. `None` if it has all of them.
+    ///
+    /// A name whose flows are not wanted or cannot be written yet is one of them: the rules may not be known, or the
+    /// switch may be away.
+    pub(crate) fn next_part(&self, parts: &mut Parts) -> Option<Vec<Record>> {
+        if !std::mem::replace(&mut parts.has_rules, true) {
+            return Some(self.ports.journal.of_rules());
+        }
+        let Some((number, port)) = self.ports.next_after(parts.port) else {
+            return self.earlier.next_part(parts);
+        };
+        parts.port = Some(number);
+        let Some(Came { name, pod }) = self.earlier.came.get(&number) else {
+            return Some(Vec::new());
+        };
+        let (name, pod) = (Arc::clone(name), pod.clone());
+        let mut records = vec![Record::Port { number, name, pod }];
+        for (address, entry) in port.entries.iter() {
+            let names = entry.names.iter();
+            records.extend(names.map(|(name, term)| Record::Name {
+                port: number,
+                address,
+                name: name.clone(),
+                term: term.into(),
+            }));
+        }
+        Some(records)
     }
 }

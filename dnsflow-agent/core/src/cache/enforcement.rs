@@ -26,15 +26,12 @@ impl Cache {
         batch: &mut Batch,
     ) -> Enforced {
         let groups = &mut self.groups;
-        let (enforced, has_adopted, is_ending, written_in) =
+        let (enforced, is_ending, written_in) =
             self.ports.enforce((port, address), |entry, place| {
-                let adopted = entry.adopted.as_ref();
-                let in_switch = adopted.filter(|adopted| adopted.in_switch);
                 let wanted = Wanted {
                     planned,
-                    adopted: in_switch.map(|adopted| &adopted.flows).or(found),
+                    adopted: found,
                 };
-                let has_adopted = adopted.is_some();
                 let enforced = entry.installed.enforce(place, wanted, groups, batch);
                 entry.cut = enforced.cut;
                 entry.forget_former_without_mark();
@@ -42,7 +39,7 @@ impl Cache {
                 entry.tried_in = is_tried.then(|| groups.version(port));
                 let is_ending = entry.installed.is_ending();
                 let written_in = entry.installed.unconfirmed_in();
-                (enforced, has_adopted, is_ending, written_in)
+                (enforced, is_ending, written_in)
             });
         self.note_unplanned(port, address, false);
         if let Some(room) = enforced.cut {
@@ -52,10 +49,6 @@ impl Cache {
             self.ending.insert((port, address));
         }
         self.note_unconfirmed((port, address), written_in);
-        self.version += u64::from(enforced.changed);
-        if has_adopted {
-            self.forget_unruled((port, address));
-        }
         self.prolong_mark((port, address), batch);
         enforced
     }
@@ -98,7 +91,7 @@ impl Cache {
             && entries.len() + addresses <= limits.addresses_per_port_max
             && entries.sizes().names + addresses <= limits.names_per_port_max()
             && entries.of_name(name).len() + addresses <= limits.addresses_per_name_max
-            && totals.taken() + addresses <= limits.names_per_node_max
+            && totals.names() + addresses <= limits.names_per_node_max
             && totals.denied_names.total() + addresses <= limits.denied_names_per_node_max();
         match has_room {
             true => 0,

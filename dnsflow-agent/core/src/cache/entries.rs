@@ -1,32 +1,26 @@
 //! The entries of one port: the addresses that its pod was told, and the names that lead to them.
 //!
 //! [`Entries`] owns them, with their indices by name and by order, and their totals. Indices and totals agree with
-//! the entries after each call: names, adopted flows and flows of their own change in its methods alone.
+//! the entries after each call: names and flows of their own change in its methods alone.
 
 pub(super) mod names;
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::Arc,
 };
 
 use crate::{
     Timestamp,
     cache::{
         Resolution,
-        adoption::{Adopted, FormerFlow},
         due::Look,
         entries::names::{Names, Term},
+        journal::RecordedTerm,
         ports::Key,
-        snapshot::SavedEntry,
     },
     installed::{Flows, GroupId, GroupsVersion, Installed, Place},
-    policy::{
-        plan::Room,
-        refused::Translation,
-        rules::{ChangedNames, NamePattern},
-    },
+    policy::{plan::Room, refused::Translation, rules::NamePattern},
     tools::table::IndexMap,
     values::{
         flow::Traffic,
@@ -46,11 +40,11 @@ pub(crate) struct Entries {
     translation: Translation,
     /// For each name, the addresses whose entries have the name.
     by_name: BTreeMap<FromEnd, Addresses>,
-    /// The addresses whose entries have adopted flows.
-    adopting: BTreeSet<IpAddr>,
     /// The addresses of which a name was remembered over the budget, without a plan since.
     unplanned: BTreeSet<IpAddr>,
     sizes: Sizes,
+    /// The changes for the journal: address, name, and the new term, if the address still has the name.
+    changed: Vec<ChangedName>,
     /// Whether a look has found that all entries are denied, and no entry has changed since that is not.
     all_are_denied: bool,
     /// The same for the entries with a name.
@@ -83,21 +77,20 @@ pub(super) struct Sizes {
     pub(super) names: usize,
     /// Those of them that a rule denies.
     pub(super) denied_names: usize,
-    /// Addresses with adopted flows.
-    pub(super) adopting: usize,
     /// Flows of their own.
     pub(super) flows: usize,
     /// Those of them that have addresses with more flows than there is always room for ([`FLOWS_OF_RULE`]).
     pub(super) flows_of_large: usize,
 }
 
+/// A name of an address with its new term; without one, if the address does not have the name any more.
+pub(super) type ChangedName = (IpAddr, DomainName, Option<RecordedTerm>);
+
 /// One address that a pod was told.
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
     /// The names that lead to the address, and until when.
     pub(crate) names: Names,
-    /// The flows of an earlier run that were found in the switch, if any.
-    pub(crate) adopted: Option<Box<Adopted>>,
     /// The flows that follow from names and rules.
     pub(crate) installed: Installed,
     /// Whether the address is never opened. Then only the rules count that deny it.
@@ -121,7 +114,7 @@ pub(crate) struct Entry {
 }
 
 // There is one for each address of each pod.
-const _: () = assert!(cfg!(test) || size_of::<Entry>() == 136);
+const _: () = assert!(cfg!(test) || size_of::<Entry>() == 128);
 
 impl Entries {
     /// There are none.
@@ -141,10 +134,7 @@ impl Entries {
 
     /// How much they have together.
     pub(super) fn sizes(&self) -> Sizes {
-        Sizes {
-            adopting: self.adopting.len(),
-            ..self.sizes
-        }
+        self.sizes
     }
 
     /// An entry, if there is one.
@@ -219,42 +209,6 @@ impl Entries {
         &self.unplanned
     }
 
-    /// The addresses that have adopted flows to which rules of these names matter.
-    pub(crate) fn adopting(&self, names: &ChangedNames) -> impl Iterator<Item = IpAddr> {
-        let adopting = self.adopting.iter().copied();
-        adopting.filter(|address| {
-            let adopted = self.get(*address).and_then(|entry| entry.adopted.as_ref());
-            adopted.is_some_and(|adopted| adopted.is_of_any(names))
-        })
-    }
-
-    /// The addresses with a name of the snapshot that is denied.
-    pub(crate) fn saved_denials(&self) -> Vec<IpAddr> {
-        let has_one = |entry: &Entry| entry.names.iter().any(|(_, term)| term.is_saved_denial());
-        let denied = self.iter().filter(|(_, entry)| has_one(entry));
-        denied.map(|(address, _)| address).collect()
-    }
-
-    /// The names of every address, for a snapshot of this time, with the logical port and the pod's UID.
-    pub(super) fn saved(
-        &self,
-        (port, pod): (&str, Option<&str>),
-        at: Timestamp,
-    ) -> Vec<SavedEntry> {
-        let port: Arc<str> = port.into();
-        let pod: Option<Arc<str>> = pod.map(Into::into);
-        let entries = self.iter().map(|(address, entry)| {
-            let names = entry.names.iter();
-            SavedEntry {
-                port: Arc::clone(&port),
-                pod: pod.clone(),
-                address,
-                names: names.map(|(name, term)| term.saved(name, at)).collect(),
-            }
-        });
-        entries.collect()
-    }
-
     /// Whether all entries, or all with a name, are known to be denied.
     pub(super) fn are_all_denied(&self, with_names: bool) -> bool {
         match with_names {
@@ -270,6 +224,13 @@ impl Entries {
         self.all_are_denied = first.is_none();
         let mut undenied = first.into_iter().chain(undenied);
         self.all_named_are_denied = undenied.all(|entry| entry.names.is_empty());
+    }
+
+    /// The addresses with a name of the journal that is denied.
+    pub(crate) fn saved_denials(&self) -> Vec<IpAddr> {
+        let has_one = |entry: &Entry| entry.names.iter().any(|(_, term)| term.is_saved_denial());
+        let denied = self.iter().filter(|(_, entry)| has_one(entry));
+        denied.map(|(address, _)| address).collect()
     }
 
     // What changes them.
@@ -310,6 +271,8 @@ impl Entries {
         let entry = self.entry_or_new(address);
         let is_new = entry.names.is_empty();
         entry.names.add(name.clone(), term, standing.get());
+        self.changed
+            .push((address, name.clone(), Some((&term).into())));
         self.sizes.names += 1;
         self.sizes.denied_names += usize::from(term.is_denied);
         self.changed(address);
@@ -338,12 +301,34 @@ impl Entries {
 
     /// Prolongs the term of a name ([`Names::prolong`]). Returns whether the address has the name.
     pub(super) fn prolong(&mut self, address: IpAddr, name: &DomainName, term: Term) -> bool {
-        self.change_terms(address, |names| names.prolong(name, term))
+        let before = self.term(address, name);
+        let is_known = self.change_terms(address, |names| names.prolong(name, term));
+        self.note_term(address, name, before);
+        is_known
     }
 
     /// Has a name of an address count for as long as another one.
     pub(super) fn stand_for(&mut self, address: IpAddr, name: &DomainName, other: &DomainName) {
+        let before = self.term(address, name);
         self.change_terms(address, |names| names.stand_for(name, other));
+        self.note_term(address, name, before);
+    }
+
+    fn term(&self, address: IpAddr, name: &DomainName) -> Option<Term> {
+        self.get(address)?.names.term(name)
+    }
+
+    /// Notes for the journal that a name has another term than before, if that is worth a record.
+    fn note_term(&mut self, address: IpAddr, name: &DomainName, before: Option<Term>) {
+        let term = self.term(address, name);
+        let recorded = term.as_ref().map(RecordedTerm::from);
+        let before = before.as_ref().map(RecordedTerm::from);
+        let is_alike = recorded
+            .zip(before)
+            .is_some_and(|(one, other)| one.is_alike(other));
+        if recorded.is_some() && !is_alike {
+            self.changed.push((address, name.clone(), recorded));
+        }
     }
 
     /// Notes for each name of an address whether a rule denies the name ([`Names::deny`]).
@@ -353,7 +338,43 @@ impl Entries {
         is_denied: impl Fn(&DomainName, &Term) -> bool,
         released: Timestamp,
     ) -> bool {
-        self.change_terms(address, |names| names.deny(is_denied, released))
+        let mut changed = Vec::new();
+        let may_end = self.change_terms(address, |names| {
+            names.deny(is_denied, released, |name| changed.push(name.clone()))
+        });
+        for name in changed {
+            self.note_term(address, &name, None);
+        }
+        may_end
+    }
+
+    /// Names whose time is over stay for as long as they are in use ([`Names::stay_in_use`]).
+    pub(super) fn stay_in_use(
+        &mut self,
+        address: IpAddr,
+        now: Timestamp,
+        mut in_use: impl FnMut(&Installed, &DomainName) -> Option<Timestamp>,
+    ) {
+        let Some(entry) = self.by_address.get_mut(&address) else {
+            return;
+        };
+        let Entry {
+            names, installed, ..
+        } = &mut **entry;
+        let mut changed = Vec::new();
+        names.stay_in_use(now, |name| {
+            let until = in_use(installed, name);
+            changed.extend(until.map(|_| name.clone()));
+            until
+        });
+        for name in changed {
+            self.note_term(address, &name, None);
+        }
+    }
+
+    /// Takes out the changes for the journal.
+    pub(super) fn take_changed(&mut self) -> Vec<ChangedName> {
+        std::mem::take(&mut self.changed)
     }
 
     /// Takes a name from an address.
@@ -362,6 +383,7 @@ impl Entries {
         if let Some(term) = entry.and_then(|entry| entry.names.remove(name)) {
             self.sizes.names -= 1;
             self.sizes.denied_names -= usize::from(term.is_denied);
+            self.changed.push((address, name.clone(), None));
         }
         self.changed(address);
         if let btree_map::Entry::Occupied(mut addresses) = self.by_name.entry(FromEnd(name.clone()))
@@ -385,52 +407,6 @@ impl Entries {
             self.forget_name(address, name);
         }
         over
-    }
-
-    /// Adopts a flow of an earlier run. Returns `false` if the names of the address are known.
-    pub(super) fn adopt(
-        &mut self,
-        address: IpAddr,
-        flow: FormerFlow,
-        term: Term,
-        latest_end: Timestamp,
-    ) -> bool {
-        let entry = self.entry_or_new(address);
-        if !entry.names.is_empty() {
-            return false;
-        }
-        let adopted = entry.adopted.get_or_insert_with(|| {
-            Box::new(Adopted {
-                flows: BTreeMap::new(),
-                rules: None,
-                closes: false,
-                in_switch: flow.in_switch,
-                term,
-                latest_end,
-            })
-        });
-        adopted.flows.insert(flow.key, flow.cookie);
-        (adopted.rules, adopted.in_switch) = (None, flow.in_switch);
-        adopted.term = term;
-        self.adopting.insert(address);
-        self.changed(address);
-        true
-    }
-
-    /// Forgets the adopted flows of an entry, unless they stay.
-    pub(super) fn retain_adopted(
-        &mut self,
-        address: IpAddr,
-        stays: impl FnOnce(&mut Adopted, &Installed) -> bool,
-    ) {
-        if let Some(entry) = self.by_address.get_mut(&address)
-            && let Some(adopted) = &mut entry.adopted
-            && !stays(adopted, &entry.installed)
-        {
-            entry.adopted = None;
-            self.adopting.remove(&address);
-        }
-        self.changed(address);
     }
 
     /// Changes the flows or the mark of an address, if there is an entry.
@@ -465,7 +441,6 @@ impl Entries {
     /// Removes an entry, with its names.
     pub(super) fn take(&mut self, address: IpAddr) -> Option<Entry> {
         self.forget_names(address, |_, _| true);
-        self.adopting.remove(&address);
         self.unplanned.remove(&address);
         if let IpAddr::V6(form) = address {
             for inner in self.translation.inner(form) {
@@ -552,32 +527,24 @@ impl Entry {
         self.former.is_some()
     }
 
-    /// The end of the adopted flows.
-    fn end_of_adopted(&self) -> Option<Timestamp> {
-        let adopted = self.adopted.as_ref();
-        adopted.map(|adopted| adopted.term.end())
-    }
-
-    /// The next end of a name or of the adopted flows.
+    /// The next end of a name.
     pub(super) fn due(&self) -> Option<Timestamp> {
-        self.names.ends().chain(self.end_of_adopted()).min()
+        self.names.ends().min()
     }
 
-    /// The last end of a name or of the adopted flows.
+    /// The last end of a name.
     pub(super) fn ends_at(&self) -> Timestamp {
-        let last = self.names.last_end().max(self.end_of_adopted());
-        last.unwrap_or_default()
+        self.names.last_end().unwrap_or_default()
     }
 
-    /// Whether a rule denies a name of the address, or adopted flows deny the address.
+    /// Whether a rule denies a name of the address.
     pub(crate) fn is_denied(&self) -> bool {
-        let adopted = self.adopted.as_ref();
-        self.names.denied() > 0 || adopted.is_some_and(|adopted| adopted.term.is_denied)
+        self.names.denied() > 0
     }
 
-    /// Whether the entry has neither names nor adopted flows.
+    /// Whether the entry has no name.
     pub(super) fn is_over(&self) -> bool {
-        self.names.is_empty() && self.adopted.is_none()
+        self.names.is_empty()
     }
 
     /// Whether the address gets flows of its own at once: by a mark, the address behind a load balancer would be open or

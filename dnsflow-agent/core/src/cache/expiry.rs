@@ -74,28 +74,15 @@ impl Cache {
     ) {
         let now = batch.now();
         let idle_grace = self.limits.idle_grace;
-        let Some(Entry {
-            names,
-            adopted,
-            installed,
-            ..
-        }) = self.entry_mut(port, address)
-        else {
-            return;
-        };
         let in_use_until = |used_at: Option<Timestamp>| {
             let until = used_at.map(|used_at| used_at + idle_grace);
             until.filter(|until| *until > now)
         };
-        names.stay_in_use(now, |name| in_use_until(installed.used_at(&plan_of(name)?)));
-        if let Some(adopted) = adopted.as_mut().filter(|one| one.term.end() <= now)
-            && let Some(until) = in_use_until(installed.keys_used_at(adopted.flows.keys()))
-        {
-            adopted.term.until = match adopted.is_late(now) {
-                true => until,
-                false => until.min(adopted.latest_end),
-            };
-        }
+        self.ports.change(port, |port| {
+            port.entries.stay_in_use(address, now, |installed, name| {
+                in_use_until(installed.used_at(&plan_of(name)?))
+            });
+        });
         self.end_expired((port, address), batch);
     }
 
@@ -105,7 +92,6 @@ impl Cache {
         let now = batch.now();
         let is_over = self.ports.change(port, |port| {
             let entries = &mut port.entries;
-            entries.retain_adopted(address, |adopted, _| adopted.term.end() > now);
             for name in entries.forget_names(address, |_, term| term.end() <= now) {
                 port.ended.push(EndedName {
                     address,
@@ -138,7 +124,6 @@ impl Cache {
     pub(super) fn take(&mut self, key: Key) -> Option<Entry> {
         let entry = self.ports.change(key.0, |port| port.entries.take(key.1))?;
         self.due.forget(key, entry.look);
-        self.version += 1;
         Some(entry)
     }
 }

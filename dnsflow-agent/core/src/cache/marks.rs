@@ -156,11 +156,9 @@ impl Cache {
     pub(crate) fn mark_refused(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
         self.groups.refused(batch.now());
         let groups = &mut self.groups;
-        let is_there = self.ports.enforce((port, address), |entry, place| {
+        self.ports.enforce((port, address), |entry, place| {
             entry.installed.unmark(place, groups, batch);
-            true
         });
-        self.version += u64::from(is_there);
     }
 
     // What the kernel has.
@@ -293,8 +291,7 @@ impl Cache {
             self.backends.insert(key);
             let place = entry.place(key);
             let groups = &mut self.groups;
-            let is_removed = entry.installed.compared(place, comparison, groups, batch);
-            self.version += u64::from(is_removed);
+            entry.installed.compared(place, comparison, groups, batch);
             if batch.len() - before < CHANGES_UNDER_WAY_MAX {
                 self.replace_mark(key.0, key.1, batch);
             }
@@ -320,7 +317,6 @@ impl Cache {
                 entry.installed.unconfirmed_in()
             });
             self.note_unconfirmed((port, address), written_in);
-            self.version += 1;
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::{
         candidates::Candidates,
         ended::EndedNames,
         entries::{Entries, Entry, Sizes},
+        journal::{Journal, Record},
     },
     installed::Place,
     policy::refused::Translation,
@@ -49,6 +50,8 @@ pub(super) struct CachedPorts {
     /// The ports of each sandbox.
     by_sandbox: BTreeMap<SandboxId, BTreeSet<PortId>>,
     totals: Totals,
+    /// The records of this turn.
+    pub(super) journal: Journal,
     translation: Translation,
     /// The answers to a port that does not exist: none.
     nothing: CachedPort,
@@ -61,8 +64,6 @@ pub(super) struct Totals {
     pub(super) denied_names: Shares<SandboxId>,
     /// The number of all other names of each pod.
     pub(super) other_names: Shares<SandboxId>,
-    /// The number of addresses with adopted flows, most of which have no name.
-    adopting: usize,
     /// The number of flows that entries have of their own.
     pub(super) flows: usize,
     /// Those of them of each pod that have addresses with more than there is always room for
@@ -173,6 +174,21 @@ impl CachedPorts {
         let before = port.entries.sizes();
         let result = change(port);
         let after = port.entries.sizes();
+        for (address, name, term) in port.entries.take_changed() {
+            self.journal.note(match term {
+                Some(term) => Record::Name {
+                    port: id,
+                    address,
+                    name,
+                    term,
+                },
+                None => Record::NameGone {
+                    port: id,
+                    address,
+                    name,
+                },
+            });
+        }
         if after != before
             && let Some(sandbox) = self.sandboxes.get(&id)
         {
@@ -224,18 +240,11 @@ impl Totals {
         self.denied_names
             .change(pod, before.denied_names, after.denied_names);
         self.other_names.change(pod, others(before), others(after));
-        self.adopting = self.adopting + after.adopting - before.adopting;
     }
 
     /// How many names all addresses have.
     pub(super) fn names(&self) -> usize {
         self.denied_names.total() + self.other_names.total()
-    }
-
-    /// How much of the node's room for names is taken. An adopted address counts as a name: so there are no more marks
-    /// than there is room for in the kernel.
-    pub(super) fn taken(&self) -> usize {
-        self.names() + self.adopting
     }
 }
 

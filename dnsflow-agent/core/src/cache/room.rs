@@ -24,8 +24,8 @@ impl Cache {
     pub(super) fn at_address(&mut self, learning: &Learning<'_>) -> AtAddress {
         let told = &learning.resolution;
         let entry = self.entry_mut(told.port, told.address);
-        // A snapshot has no more names of an address than there were.
-        let Some(entry) = entry.filter(|_| told.term.origin != Origin::Snapshot) else {
+        // An earlier run has left no more names of an address than it had.
+        let Some(entry) = entry.filter(|_| told.term.origin != Origin::Journal) else {
             return AtAddress::Room;
         };
         let further = || (learning.standing)(told.name, told.term.is_denied);
@@ -49,8 +49,8 @@ impl Cache {
         let told = learning.resolution;
         let (limits, entries) = (&self.limits, &self.port(told.port).entries);
         let is_denied = told.term.is_denied || told.is_to_be_denied;
-        // A snapshot has no more addresses of a name than there were.
-        let counts_addresses = !is_denied && told.term.origin != Origin::Snapshot;
+        // An earlier run has left no more addresses of a name than it had.
+        let counts_addresses = !is_denied && told.term.origin != Origin::Journal;
         let has_all =
             counts_addresses && entries.of_name(told.name).len() >= limits.addresses_per_name_max;
         let gives_way = *at_address == AtAddress::GivesWay;
@@ -114,7 +114,7 @@ impl Cache {
     fn make_room_on_node(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
         let Resolution { port, term, .. } = learning.resolution;
         let totals = self.ports.totals();
-        if totals.taken() < self.limits.names_per_node_max {
+        if totals.names() < self.limits.names_per_node_max {
             return Ok(());
         }
         let (denied, others) = (&totals.denied_names, &totals.other_names);

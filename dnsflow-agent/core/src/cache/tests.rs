@@ -1,15 +1,11 @@
 mod check;
 
-use std::net::Ipv4Addr;
-
 use super::*;
 use crate::{
-    cache::snapshot::{Saved, SavedEntry, SavedName},
-    io::input::MarkFound,
+    cache::journal::{Saved, SavedEntry, SavedName},
     policy::refused::Translation,
     switch::Switch,
     tools::deadline::Why,
-    values::limits::MARKS_ADOPTED_MAX,
 };
 
 fn name(text: &str) -> DomainName {
@@ -158,13 +154,13 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
         entries: vec![saved("1", 1), saved("2", 2)],
         ..Saved::default()
     };
-    cache.load_snapshot(saved, at(7));
+    cache.load(saved, at(7));
     let known = cache.open((PORT, SandboxId(1)), "ns1_p2", Some("2"));
     let term = Term {
         until: at(12),
         deny_until: at(13),
         is_denied: false,
-        origin: Origin::Snapshot,
+        origin: Origin::Journal,
         server: None,
     };
     assert_eq!(known, [([203, 0, 113, 2].into(), name("a.test"), term)]);
@@ -173,62 +169,4 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
         [],
         "once"
     );
-}
-
-/// Sixteen pods have left as many marks as they may have addresses, all in use, and one a few that are not. A known
-/// address needs no room.
-#[test]
-fn marks_of_many_pods_are_adopted_by_turns() {
-    const FEW: u32 = 10;
-    let most = CacheLimits::default().addresses_per_port_max as u32;
-    let mut setup = Setup::new(most as usize, 4);
-    setup.learn("www.example.com", 1, 600);
-    let mut marks = Vec::new();
-    for pod in 1..=17 {
-        let port = PortId(pod);
-        if port != PORT {
-            let sandbox = SandboxId(pod);
-            setup.cache.open((port, sandbox), "other", None);
-        }
-        let count = if pod == 17 { FEW } else { most };
-        for number in 0..count {
-            let found = MarkFound {
-                ifindex: 1,
-                address: Ipv4Addr::from(0xc612_0000 + number).into(),
-                mark: 1,
-                until: at(600),
-                used_at: (pod != 17).then_some(at(500)),
-            };
-            marks.push((port, found));
-        }
-    }
-    let known = MarkFound {
-        address: [203, 0, 113, 1].into(),
-        used_at: None,
-        ..marks[0].1
-    };
-    marks.push((PORT, known));
-    let count = marks.len();
-    let left_out = setup.cache.take_without_room(&mut marks);
-    assert_eq!(marks.len(), MARKS_ADOPTED_MAX + 1);
-    assert_eq!(marks.len() + left_out.len(), count);
-    assert!(marks.contains(&(PORT, known)));
-    let of = |pod: u32| {
-        marks
-            .iter()
-            .filter(|(port, _)| *port == PortId(pod))
-            .count()
-    };
-    assert_eq!(of(17), FEW as usize);
-    let fullest = (2..17).map(of);
-    let (least, fullest) = (fullest.clone().min(), fullest.max());
-    assert!(
-        fullest <= least.map(|least| least + 1),
-        "{least:?} to {fullest:?}"
-    );
-    // One of the first port's has no room beside the known address.
-    let beyond = left_out
-        .iter()
-        .filter(|(.., limit)| *limit == Limit::AddressesOfPod);
-    assert_eq!(beyond.map(|(port, ..)| *port).collect::<Vec<_>>(), [PORT]);
 }

@@ -6,7 +6,6 @@ mod backends;
 mod beside;
 mod blocked;
 mod comparison;
-mod crashes;
 mod denied;
 mod dry_run;
 mod earlier_dump;
@@ -45,7 +44,7 @@ use std::{
 
 use super::*;
 use crate::{
-    cache::snapshot::SavedEntry,
+    cache::journal::SavedEntry,
     io::{
         input::{BatchError, BatchId, FlowQuestion, Frame, LOGICAL_FLOW_SAMPLE_MAX},
         report::Severity,
@@ -74,6 +73,28 @@ const IDLE_GRACE: Duration = Duration::from_secs(60);
 
 const ADDRESS: [u8; 4] = [203, 0, 113, 1];
 const OTHER: [u8; 4] = [203, 0, 113, 2];
+
+/// The rows of so many rules.
+fn rows_of(rules: &[Rule]) -> (NbUpdate, Vec<(RowId, Option<LogicalFlow>)>) {
+    let all = 0..rules.len() as u32;
+    let acls = all.clone().map(|at| (acl_row(at), acl(at, rules)));
+    let logical_flows = all.map(|at| (logical_flow_row(at), logical_flow(at, rules)));
+    let update = NbUpdate {
+        acls: acls.collect(),
+        ..NbUpdate::default()
+    };
+    (update, logical_flows.collect())
+}
+
+/// OVN enforces all of these rules.
+fn follow(node: &mut Node, rules: &[Rule]) {
+    let (acls, logical_flows) = rows_of(rules);
+    node.give(Input::Nb(acls));
+    node.give(Input::Sb(SbUpdate {
+        logical_flows,
+        ..SbUpdate::default()
+    }));
+}
 
 /// TCP, from port 1 on.
 fn tcp(ports: usize) -> Vec<Transport> {

@@ -222,14 +222,6 @@ impl Flows {
             .max()
     }
 
-    /// When one of the flows with these keys was last used.
-    pub(crate) fn keys_used_at<'a>(
-        &self,
-        keys: impl Iterator<Item = &'a FlowKey>,
-    ) -> Option<Timestamp> {
-        keys.filter_map(|key| self.with(key)?.last_use()).max()
-    }
-
     // What the switch says.
 
     /// Whether the flow with this key, which is for the entry's address, has this cookie.

@@ -56,6 +56,8 @@ pub struct Counters {
     pub flows_restored: u64,
     /// Flow changes that the switch refused.
     pub flows_refused: u64,
+    /// Records that are missing in the journal.
+    pub records_lost: u64,
     /// Connections that OVN had blocked in a gap of our flows and that were unblocked.
     pub connections_unblocked: u64,
     /// Such connections that could not be unblocked.

@@ -4,7 +4,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::IpAddr,
-    sync::Arc,
     time::Duration,
 };
 
@@ -394,8 +393,6 @@ pub enum FlowQuestion {
     Dump {
         /// It comes back with the answers: one of before may still be on its way.
         number: u32,
-        /// Whether [`FlowReply::Ports`] is to answer as well. The switch looks at its ports before it looks at flows.
-        with_ports: bool,
     },
     /// Which flows have these cookies, in any table? [`FlowReply::Found`] answers. The cookies are
     /// OVN's, whose upper half is zero.
@@ -418,13 +415,6 @@ pub enum FlowReply {
         /// Whether others follow.
         more: bool,
     },
-    /// All ports of the switch.
-    Ports {
-        /// The number of the dump.
-        number: u32,
-        /// The ports.
-        ports: Vec<SwitchPort>,
-    },
     /// The flows with the cookies asked for, in their order, each once.
     Found(Vec<FoundFlow>),
     /// The counters of the flows with the cookies asked for, or with those of a [`Command::Apply`]. In
@@ -435,15 +425,6 @@ pub enum FlowReply {
         /// One for each cookie.
         counts: Vec<CookieCount>,
     },
-}
-
-/// A port of the switch.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct SwitchPort {
-    /// Its name: that of the network interface.
-    pub name: Arc<str>,
-    /// How long the switch has had it, by the switch's clock.
-    pub age: Duration,
 }
 
 /// The counters of OVN's flows with one cookie.

@@ -288,8 +288,6 @@ pub enum Report {
         added: usize,
         /// Flows of ours that should not have been there.
         removed: usize,
-        /// Flows of an earlier run that were adopted.
-        adopted: usize,
     },
     /// The switch refused flows.
     FlowsRefused {

@@ -8,7 +8,6 @@ mod patterns;
 mod room;
 
 use std::{
-    cell::OnceCell,
     collections::{BTreeMap, BTreeSet, HashSet},
     net::IpAddr,
     sync::Arc,
@@ -21,7 +20,7 @@ use crate::{
         template::{AclTemplate, CachedActions},
         view::TunnelKeys,
     },
-    policy::rules::{ActiveRule, RuleSet, RuleText},
+    policy::rules::{ActiveRule, RuleSet},
     tools::table::HashMap,
     values::{
         firewall::RuleAction,
@@ -184,40 +183,6 @@ impl PortFacts<'_> {
 /// The templates of a plan, in the order of [`FlowTemplate::cmp_key`], no key twice.
 pub type Plan = Vec<Arc<FlowTemplate>>;
 
-/// A rule by its text and by the priority of its flows: where two rules have changed places, each gives flows that were
-/// the other's.
-pub type RuleInPlace = (RuleText, u16);
-
-/// Flows of an earlier run to one address.
-#[derive(Clone, Copy)]
-pub struct FormerFlows<'a> {
-    /// The flows.
-    pub found: &'a BTreeMap<FlowKey, Cookie>,
-    /// The rules that they are of, in their places and sorted, if these are known.
-    pub rules: Option<&'a [RuleInPlace]>,
-    /// Whether they can be of any rule that denies, all the same: what is closed stays so.
-    pub all_denials: bool,
-    /// Whether only those of rules that deny count.
-    pub denials_only: bool,
-    /// The rules that names have given all of their flows.
-    pub whole: &'a [(usize, usize)],
-}
-
-/// The flows of an earlier run that today's rules would still write.
-#[derive(Debug, Default)]
-pub struct Ruled {
-    /// Their templates.
-    pub plan: Plan,
-    /// Their rules, sorted.
-    pub rules: Vec<RuleInPlace>,
-    /// The same, by their indices.
-    pub places: MatchedRules,
-    /// Whether one of the rules denies.
-    pub denies: bool,
-    /// Whether one of the flows closes all ports for a rule that denies some.
-    pub closes: bool,
-}
-
 /// The rules of a port that match a name: for each, the index of the set in [`PortFacts::sets`] and
 /// the index of the rule in [`RuleSet::rules`].
 pub type MatchedRules = SmallVec<[(usize, usize); 4]>;
@@ -351,107 +316,6 @@ impl Planner {
         plan.extend_from_slice(&ends);
     }
 
-    /// The flows of an earlier run that some rule of the port would write for `to`, whatever the name. Of the rules, there
-    /// may be thousands: those are looked at that have flows of these priorities.
-    pub fn still_ruled(
-        &mut self,
-        facts: PortFacts<'_>,
-        to: IpAddr,
-        former: FormerFlows<'_>,
-    ) -> Ruled {
-        let FormerFlows {
-            found,
-            rules,
-            all_denials,
-            denials_only,
-            whole,
-        } = former;
-        let for_all = found.keys().filter(|key| key.matches.transport.is_none());
-        let for_all: BTreeSet<u16> = for_all.map(|key| key.priority).collect();
-        let priorities: BTreeSet<u16> = found.keys().map(|key| key.priority).collect();
-        #[cfg(test)]
-        let looked_at = std::cell::Cell::new(0);
-        let mut ruled = Ruled::default();
-        for (at, set) in facts.sets.iter().enumerate() {
-            let places = priorities.iter().flat_map(|one| set.at_priority(*one));
-            let places: BTreeSet<usize> = places.copied().collect();
-            // The last rule that denies and has not all of its flows.
-            let last_missing = OnceCell::new();
-            let find_last_missing = || {
-                let whole: HashSet<_> = whole.iter().copied().collect();
-                let mut denials = set.last_denials();
-                let missing = denials.find(|(_, place)| {
-                    #[cfg(test)]
-                    looked_at.update(|looked_at| looked_at + 1);
-                    !whole.contains(&(at, *place))
-                });
-                missing.map(|(index, _)| index)
-            };
-            // Whether a flow in which a rule closes all ports stands for nothing more: this rule and all behind it in its
-            // set that deny, for which it may have stood, have all of their flows.
-            let closes_no_more = |rule: &ActiveRule| {
-                let missing = last_missing.get_or_init(find_last_missing);
-                missing.is_none_or(|missing| missing < rule.index)
-            };
-            for place in places {
-                #[cfg(test)]
-                looked_at.update(|looked_at| looked_at + 1);
-                let rule = &set.rules()[place];
-                let denies = rule.action == RuleAction::Deny;
-                if denials_only && !denies {
-                    continue;
-                }
-                let before = ruled.plan.len();
-                let rules = rules.filter(|_| !(denies && all_denials));
-                let was_in_place = |priority: u16| {
-                    rules.is_none_or(|rules| {
-                        let found = rules.binary_search_by(|(text, place)| {
-                            #[cfg(test)]
-                            looked_at.update(|looked_at| looked_at + 1);
-                            rule.order_of(text).then(place.cmp(&priority))
-                        });
-                        found.is_ok()
-                    })
-                };
-                let mut templates = rule.templates.iter();
-                let may_close = denies
-                    && !rule.transports.is_empty()
-                    && templates.any(|template| for_all.contains(&template.priority));
-                for all_traffic in [false, true] {
-                    if all_traffic && (!may_close || closes_no_more(rule)) {
-                        continue;
-                    }
-                    let of_ports = ruled.plan.len();
-                    let templates =
-                        self.templates_of(facts, (at, place), to.is_ipv6(), all_traffic);
-                    let stand = templates.iter().filter(|template| {
-                        let key = template.key(to);
-                        key.and_then(|key| found.get(&key)) == Some(&template.body.cookie)
-                            && was_in_place(template.priority)
-                    });
-                    ruled.plan.extend(stand.cloned());
-                    ruled.closes |= all_traffic && ruled.plan.len() > of_ports;
-                }
-                let priorities = ruled.plan[before..].iter().map(|flow| flow.priority);
-                let priorities: BTreeSet<u16> = priorities.collect();
-                if !priorities.is_empty() {
-                    ruled.places.push((at, place));
-                    ruled.denies |= denies;
-                }
-                for priority in priorities {
-                    ruled.rules.push((rule.text(), priority));
-                }
-            }
-        }
-        #[cfg(test)]
-        {
-            self.looked_at += looked_at.get();
-        }
-        in_order(&mut ruled.plan);
-        ruled.rules.sort_unstable();
-        ruled
-    }
-
     /// The cookie that a flow with these actions has where addresses have no marks.
     pub fn cookie_without_mark(&mut self, body: &FlowBody) -> Cookie {
         match &body.actions[..] {
@@ -497,6 +361,23 @@ impl Planner {
     }
 
     /// The flow templates of a rule for the port; `all_traffic`: as if the rule named no ports.
+    /// The flows of the rules of a port that deny, to any address of a family, in order.
+    pub(crate) fn denials(&mut self, facts: PortFacts<'_>, v6: bool) -> Plan {
+        let mut denials = Plan::new();
+        for (at, set) in facts.sets.iter().enumerate() {
+            for (place, rule) in set.rules().iter().enumerate() {
+                if rule.action == RuleAction::Deny {
+                    for all_traffic in [false, true] {
+                        let templates = self.templates_of(facts, (at, place), v6, all_traffic);
+                        denials.extend_from_slice(templates);
+                    }
+                }
+            }
+        }
+        in_order(&mut denials);
+        denials
+    }
+
     fn templates_of(
         &mut self,
         facts: PortFacts<'_>,

@@ -11,7 +11,6 @@ pub(crate) mod pairing;
 pub(crate) mod resource;
 
 use std::{
-    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
@@ -130,12 +129,6 @@ impl ActiveRule {
         if is_for_family { each } else { 0 }
     }
 
-    /// How what this text says is ordered beside the rule.
-    pub(crate) fn order_of(&self, (name, pattern, action): &RuleText) -> Ordering {
-        let own = (self.name.name(), self.pattern, self.action);
-        (name, *pattern, *action).cmp(&own)
-    }
-
     /// A rule by name for both families, as the EgressFirewall alone has it: without OVN's ACL and its
     /// logical flows.
     pub(crate) fn without_acl(
@@ -175,8 +168,8 @@ pub struct RuleSet {
     by_name: HashMap<Box<[u8]>, Vec<usize>>,
     /// For the priority of the flows of each rule: indices into `rules`.
     by_priority: HashMap<u16, Places>,
-    /// The rules that deny, in their order: the index in the EgressFirewall, and that in `rules`.
-    denials: BTreeSet<(u32, usize)>,
+    /// How many of them deny.
+    denials: usize,
     /// Where the rules are enforced, and by how many logical flows.
     places: BTreeMap<(Pipeline, u8), usize>,
     /// The actions that are to be copied, and for how many logical flows.
@@ -241,9 +234,7 @@ impl RuleSet {
         for priority in rule.priorities() {
             self.by_priority.entry(priority).or_default().push(at);
         }
-        if rule.action == RuleAction::Deny {
-            self.denials.insert((rule.index, at));
-        }
+        self.denials += usize::from(rule.action == RuleAction::Deny);
         for template in &rule.templates {
             let place = (template.pipeline, template.table_id);
             *self.places.entry(place).or_default() += 1;
@@ -271,7 +262,7 @@ impl RuleSet {
                 }
             }
         }
-        self.denials.remove(&(rule.index, place));
+        self.denials -= usize::from(rule.action == RuleAction::Deny);
         if let Some(moved) = self.rules.get(place) {
             // It mostly stands at the end.
             let renumber = |places: &mut [usize]| {
@@ -285,9 +276,6 @@ impl RuleSet {
                 if let Some(places) = self.by_priority.get_mut(&priority) {
                     renumber(places);
                 }
-            }
-            if self.denials.remove(&(moved.index, from)) {
-                self.denials.insert((moved.index, place));
             }
         }
         for template in &rule.templates {
@@ -332,7 +320,7 @@ impl RuleSet {
 
     /// Whether some rule denies.
     pub(crate) fn any_denies(&self) -> bool {
-        !self.denials.is_empty()
+        self.denials > 0
     }
 
     /// Pipeline and table of the logical flows that enforce the rules.
@@ -376,11 +364,6 @@ impl RuleSet {
     pub(crate) fn at_priority(&self, priority: u16) -> &[usize] {
         let places = self.by_priority.get(&priority);
         places.map_or(&[], SmallVec::as_slice)
-    }
-
-    /// The rules that deny, the last one first: the index in the EgressFirewall, and that in [`RuleSet::rules`].
-    pub(crate) fn last_denials(&self) -> impl Iterator<Item = (u32, usize)> {
-        self.denials.iter().rev().copied()
     }
 
     /// Every rule, in no particular order.

@@ -3,8 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     net::IpAddr,
-    sync::Arc,
-    time::Duration,
 };
 
 use super::{Phase, Switch};
@@ -14,7 +12,7 @@ use crate::{
     cache::Missing,
     installed::{Batch, ReadMark, Reading, Written},
     io::{
-        input::{BatchId, FlowQuestion, MarkChange, MarkFound, SwitchPort},
+        input::{BatchId, FlowQuestion, MarkChange, MarkFound},
         output::Output,
         report::Report,
     },
@@ -48,10 +46,6 @@ pub(super) struct Comparison {
     pub(super) found: BTreeMap<(PortId, IpAddr), FoundFlows>,
     /// How many these are.
     pub(super) found_count: usize,
-    /// Until flows have been adopted: how long the switch has had each of its ports, by interface.
-    pub(super) ports: HashMap<Arc<str>, Duration>,
-    /// The numbers whose flows were there before their ports: another pod's.
-    pub(super) older_groups: HashSet<(PortId, u32)>,
     /// The marks of an earlier run that no entry has.
     pub(super) marks: Vec<(PortId, MarkFound)>,
     /// Batches that the switch had not confirmed when the current dump began, and those that had waited then: the dump,
@@ -61,10 +55,6 @@ pub(super) struct Comparison {
     pub(super) at: Option<Timestamp>,
     /// Whether flows have stayed behind the last one until marks replace them.
     pub(super) some_stay: bool,
-    /// Whether a change from before the current dump is left ([`Switch::is_left`]).
-    pub(super) was_left: bool,
-    /// Whether the last one has not looked at all flows.
-    pub(super) leaves_some: bool,
     /// Whether one has ended since the last call of [`Switch::settled`] that gave anything.
     pub(super) has_ended: bool,
 }
@@ -308,9 +298,6 @@ impl Switch {
         comparison.unknown_of_groups.clear();
         comparison.found.clear();
         comparison.found_count = 0;
-        comparison.was_left |= std::mem::take(&mut self.is_left);
-        comparison.ports.clear();
-        comparison.older_groups.clear();
         comparison.marks.clear();
         let openings = self.openings.iter();
         let of_turn = openings.filter_map(|openings| openings.batch.id());
@@ -328,19 +315,12 @@ impl Switch {
     fn ask_for_dump(&self, out: &mut Output) {
         out.command(Command::Ask(FlowQuestion::Dump {
             number: self.comparison.number,
-            with_ports: !self.adopted,
         }));
     }
 
     /// Whether the comparison under way has this number.
     pub(crate) fn is_comparison(&self, number: u32) -> bool {
         self.comparison.since.is_some() && self.comparison.number == number
-    }
-
-    /// The switch has told of its ports.
-    pub(crate) fn ports_shown(&mut self, ports: Vec<SwitchPort>) {
-        let ports = ports.into_iter().map(|port| (port.name, port.age));
-        self.comparison.ports = ports.collect();
     }
 
     /// Compares the marks that were read with the cache, and behind the last goes on with the flows. Returns the
@@ -386,12 +366,25 @@ impl Switch {
                 (Some(ReadMark::Wrong), _) => out.counters.marks_restored += 1,
                 (Some(ReadMark::Over), _) => out.counters.marks_removed += 1,
                 // Its flows tell whether it still counts.
-                (None | Some(ReadMark::Former), Some(port))
-                    if reading.is_first && found.until > now =>
+                (None, Some(port))
+                    if reading.is_first
+                        && found.until > now
+                        && cache.entry(port, address).is_some() =>
                 {
                     self.comparison.marks.push((port, found));
                 }
+                (Some(ReadMark::Former), Some(port)) if reading.is_first && found.until > now => {
+                    self.comparison.marks.push((port, found));
+                }
                 (Some(ReadMark::Right | ReadMark::Former), _) => {}
+                // The record of its name waits.
+                (None, Some(_))
+                    if reading.is_first
+                        && found.until > now
+                        && access.classes.may_earlier_open_at(ifindex) =>
+                {
+                    cache.groups_mut().keep_former(found.mark);
+                }
                 (None, Some(port))
                     if access.classes.may_earlier_open_at(ifindex)
                         && cache.groups().is_mark_in_force(port, found.mark) => {}
@@ -405,7 +398,6 @@ impl Switch {
             if reading.is_first {
                 let marks = &mut self.comparison.marks;
                 access.keep_marks(marks, reading, &mut batch);
-                access.remove_without_room(marks, &mut batch, out);
             }
             access.classes.marks_read(reading.since);
             let missing = access.cache.marks_read(reading, &mut batch);
@@ -430,14 +422,6 @@ impl Switch {
                 self.sentinels
                     .found(sentinel, flow.cookie, flow.hard_timeout_s);
                 continue;
-            }
-            if !self.adopted
-                && let Ends::Group { mark, .. } = flow.key.matches.ends
-                && let Some(port) = access.port_of(&flow.key)
-                && !access.is_younger(&flow, port, &self.comparison.ports)
-            {
-                let number = mark.value();
-                self.comparison.older_groups.insert((port, number));
             }
             let holder = access.holder_of(&flow.key);
             let flows = holder.and_then(|holder| access.flows(holder));
@@ -503,17 +487,7 @@ impl Switch {
         let mut unknown: HashMap<FlowKey, InstalledFlow> =
             unknown.map(|flow| (flow.key.clone(), flow)).collect();
         let marks = std::mem::take(&mut self.comparison.marks);
-        let had_adopted = self.adopted;
-        self.adopted |= is_all;
-        let mut adopted = 0;
-        if !had_adopted {
-            let ages = std::mem::take(&mut self.comparison.ports);
-            adopted += access.adopt(&mut unknown, &ages, number, &mut batch);
-        }
-        // There are some in the first comparison alone.
-        let older = std::mem::take(&mut self.comparison.older_groups);
-        let of_marks = access.adopt_marks(marks, (&unknown, &older), number, &mut batch);
-        adopted += of_marks.adopted;
+        let of_marks = access.take_over_marks(marks, &unknown, number, &mut batch);
         let (removed_marks, any_mark_stays) = (of_marks.removed, of_marks.any_stays);
         out.counters.marks_removed += removed_marks as u64;
         let found = std::mem::take(&mut self.comparison.found);
@@ -538,11 +512,24 @@ impl Switch {
         {
             self.compare_by(now);
         }
+        if self.comparison.ended == 1 && !access.cache.knows_earlier_run() {
+            let until = now + access.cache.limits().deny_ttl;
+            let ports = access.ports.iter().map(|(port, _)| port);
+            self.denials = Some((until, ports.collect()));
+        }
+        self.denials.take_if(|(until, _)| *until <= now);
+        let denials = self.denials.as_ref().map(|(_, ports)| {
+            let unknown = unknown.iter().map(|(key, flow)| (key, flow.cookie));
+            access.denials(ports, unknown)
+        });
+        let denials = denials.unwrap_or_default();
         // Flows stay until the marks are set that replace them, and those that marks of the earlier run lead to: the next
         // comparison removes them.
         let mut stay = BTreeSet::new();
         unknown.retain(|key, flow| {
-            let stays = access.awaits_mark(key, flow.cookie) || access.is_of_former(key);
+            let stays = denials.contains(key)
+                || access.awaits_mark(key, flow.cookie)
+                || access.is_of_former(key);
             if stays {
                 stay.insert(Sentinel {
                     table: key.table,
@@ -557,13 +544,6 @@ impl Switch {
         }
         let (added, missing) = self.find_lost(access, since);
         let removed = unknown.len();
-        self.comparison.leaves_some = !are_all_found;
-        self.comparison.was_left = false;
-        if removed > 0
-            && let Some(milestone) = &mut self.milestone
-        {
-            milestone.are_sent = false;
-        }
         access.counters_read(since);
         // In one batch with the flows that replace them.
         let mut restored = HashSet::new();
@@ -575,15 +555,11 @@ impl Switch {
             }
             batch.extend([FlowChange::Delete(key, Some(installed.cookie))]);
         }
-        if added + removed + adopted > 0 {
-            out.report(Report::Resynced {
-                added,
-                removed,
-                adopted,
-            });
+        if added + removed > 0 {
+            out.report(Report::Resynced { added, removed });
         }
-        if !had_adopted && is_all {
-            access.adopted_all(&mut batch);
+        if self.comparison.ended == 1 {
+            access.start_is_over(&mut batch);
             // What has ended meanwhile gets no further term.
             access.cache.expire(&mut batch);
         }

@@ -240,10 +240,7 @@ fn each_deadline_says_why() {
     assert_eq!(setup.switch.deadline(false), Some(count));
     assert!(setup.switch.is_comparison_due(NOW));
     setup.switch.start_comparison(false, &mut setup.out);
-    let dump = FlowQuestion::Dump {
-        number: 1,
-        with_ports: true,
-    };
+    let dump = FlowQuestion::Dump { number: 1 };
     assert_eq!(setup.out.commands, [Command::Ask(dump)]);
     assert_eq!(setup.switch.deadline(true), Some(count));
     setup.switch.disconnected();

@@ -103,16 +103,6 @@ impl Waiting {
         self.queues.push(port, queued);
     }
 
-    /// Whether flows that only end wait to be removed, or are being removed.
-    pub(super) fn has_removals(&self) -> bool {
-        !self.removals.is_empty()
-    }
-
-    /// The oldest batch that waits.
-    pub(super) fn first_batch(&self) -> Option<BatchId> {
-        self.queues.first_batch()
-    }
-
     /// Whether this batch waits.
     pub(super) fn contains(&self, batch: BatchId) -> bool {
         self.queues.contain(batch)

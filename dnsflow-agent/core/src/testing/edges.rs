@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
-    time::Duration,
 };
 
 use ipnet::IpNet;
@@ -22,7 +21,7 @@ use crate::{
     },
     io::input::{
         AttachCommand, BatchError, BatchId, ClassChange, CookieCount, FlowQuestion, FlowReply,
-        FoundFlow, Looked, MarkChange, MarkFound, MarkRefused, NameSetId, SwitchPort,
+        FoundFlow, Looked, MarkChange, MarkFound, MarkRefused, NameSetId,
     },
     ovn::rows::{RowId, Stage},
     values::{
@@ -176,6 +175,7 @@ impl Node {
             self.engine.end_turn(self.now);
             self.reports.extend(self.engine.take_reports());
             let commands = self.engine.take_commands();
+            self.journal.extend(self.engine.take_records());
             if commands.is_empty() {
                 return;
             }
@@ -332,12 +332,7 @@ impl Node {
                 }
                 Some(self.marks(Some(Vec::new()), false))
             }
-            Command::Ask(FlowQuestion::Dump { number, with_ports }) if self.switch_answers => {
-                if with_ports {
-                    let ports = self.ports();
-                    let ports = Input::Reply(FlowReply::Ports { number, ports });
-                    self.engine.handle(ports, self.now);
-                }
+            Command::Ask(FlowQuestion::Dump { number }) if self.switch_answers => {
                 // As the switch does: some at a time, and the last may bring none.
                 for flows in self.dump().chunks(2) {
                     let shown = shown(number, flows.to_vec(), true);
@@ -503,7 +498,6 @@ impl Node {
             FlowChange::Add(key, body) => {
                 let sentinel = sentinel_of(&key, body.cookie);
                 assert!(self.sentinels.contains_key(&sentinel), "it never goes");
-                self.written.insert(key.clone(), self.now);
                 self.switch.insert(key, (body.cookie, 0));
             }
             FlowChange::Delete(key, cookie) => {
@@ -521,22 +515,6 @@ impl Node {
         self.give(shown(self.dump, flows, more));
     }
 
-    /// The ports of the switch.
-    fn ports(&self) -> Vec<SwitchPort> {
-        let ports = self.switch_ports.values();
-        let ports = ports.map(|(name, _, since)| SwitchPort {
-            name: name.clone(),
-            age: self.now.since(*since),
-        });
-        ports.collect()
-    }
-
-    /// How long the switch has had a flow.
-    pub fn age_of(&self, key: &FlowKey) -> Duration {
-        let written = self.written.get(key).copied().unwrap_or(self.now);
-        self.now.since(written)
-    }
-
     /// The flows, without the sentinel flows, as a dump shows them.
     pub fn installed(&self) -> Vec<InstalledFlow> {
         let mut flows = self.dump();
@@ -550,7 +528,6 @@ impl Node {
                 Some(_) => self.keep_flows_s,
                 None => 0,
             },
-            age: self.age_of(&key),
             key,
             cookie,
             packets,

@@ -11,7 +11,6 @@ use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
-    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -543,6 +542,4 @@ pub struct InstalledFlow {
     pub packets: u64,
     /// Its hard timeout, in seconds; zero without one.
     pub hard_timeout_s: u16,
-    /// How long the switch has had it, by the switch's clock.
-    pub age: Duration,
 }

@@ -230,9 +230,6 @@ pub const FEW_FLOWS: usize = 8;
 /// Flows of one address where those of the node have many, unless it has more: those of a rule without ports, for which a
 /// stateful logical switch has two logical flows.
 pub const FLOWS_OF_RULE: usize = 2;
-/// Rules in a snapshot, of all namespaces: the hot thread makes them in one part. Of further namespaces the next agent does
-/// not know which rules the earlier one had.
-pub const SAVED_RULES_MAX: usize = 1 << 14;
 /// Batches with a refused change whose numbers are remembered until a comparison has ended. Beyond, all earlier batches
 /// count as refused until then.
 pub const REFUSED_BATCHES_MAX: usize = 1 << 12;
@@ -272,14 +269,13 @@ pub const COUNTERS_DELAY_MAX: Duration = Duration::from_secs(2);
 pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 
 /// Flows of ours in the switch that no cache entry has, looked at in one comparison. There are many only
-/// once, after a restart without a snapshot; the next comparison takes the rest.
+/// once, after a restart without a journal; the next comparison takes the rest.
 pub const UNKNOWN_MAX: usize = 1 << 17;
 /// Those of them that are of groups: by default, there are 2,047 groups, with a few flows each.
 pub const UNKNOWN_OF_GROUPS_MAX: usize = UNKNOWN_MAX / 4;
-/// Marks of an earlier run that are adopted for addresses whose names are not known. Each takes 1.6 KiB while it is
-/// adopted, 4.3 KiB if its rule has 24 ports, and ends within an hour. There are many only after a start without a
-/// snapshot.
-pub const MARKS_ADOPTED_MAX: usize = 1 << 14;
+/// The journal has the end of a name to so many seconds: a name that is told again and again is recorded as often. After
+/// a restart, it ends earlier by as much at most.
+pub const TERM_SLOT_S: u64 = 16;
 /// Lost flows are restored in batches of about so many …
 pub const RESTORE_MAX: usize = 2048;
 /// … of which so many are under way. The switch always has something to do, and an opening never

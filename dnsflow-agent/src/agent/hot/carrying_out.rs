@@ -48,7 +48,10 @@ impl Hot {
     /// tell people comes last: pods wait for the commands.
     pub(super) fn carry_out(&mut self) {
         loop {
-            self.engine.end_turn(now());
+            let now = now();
+            self.engine.end_turn(now);
+            // Before anything follows from them.
+            self.upkeep.recorder.write(&mut self.engine, now);
             let commands = self.engine.take_commands();
             if commands.is_empty() {
                 break;

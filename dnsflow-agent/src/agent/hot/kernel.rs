@@ -18,6 +18,7 @@ use ipnet::IpNet;
 use tracing::{info, warn};
 
 use crate::{
+    agent::hot::Recorder,
     capture::{
         Classes, DeferredAnswers, Drained, Entries, InterfaceSet, Left, NameFilter, Networks,
         Reading, Records, Releaser, Resolvers, class_key,
@@ -92,20 +93,25 @@ impl Frames {
     }
 
     /// Takes the frames of one turn.
-    pub(super) fn take(&mut self, engine: &mut Engine) -> Drained {
+    pub(super) fn take(&mut self, engine: &mut Engine, journal: &mut Recorder) -> Drained {
         let Self {
             records, deferred, ..
         } = self;
         let end = now() + TURN_MAX;
         records.drain(FRAMES_PER_TURN, |frame| {
-            hand_in(frame, engine, deferred);
+            hand_in(frame, engine, (deferred, journal));
             now() < end
         })
     }
 
     /// Takes the frames of one turn, also those that the runtime has not noticed. Says whether all are taken that were
     /// handed over before this time.
-    pub(super) fn take_until(&mut self, before: Timestamp, engine: &mut Engine) -> bool {
+    pub(super) fn take_until(
+        &mut self,
+        before: Timestamp,
+        engine: &mut Engine,
+        journal: &mut Recorder,
+    ) -> bool {
         let Self {
             records, deferred, ..
         } = self;
@@ -113,18 +119,18 @@ impl Frames {
         let mut are_taken = false;
         let drained = records.drain_now(FRAMES_PER_TURN, |frame| {
             are_taken |= frame.captured_at >= before;
-            hand_in(frame, engine, deferred);
+            hand_in(frame, engine, (deferred, journal));
             now() < end
         });
         are_taken || drained == Drained::Empty
     }
 
     /// Takes all frames, at the end of the agent.
-    pub(super) fn take_rest(&mut self, engine: &mut Engine) {
+    pub(super) fn take_rest(&mut self, engine: &mut Engine, journal: &mut Recorder) {
         let Self {
             records, deferred, ..
         } = self;
-        records.drain_rest(|frame| hand_in(frame, engine, deferred));
+        records.drain_rest(|frame| hand_in(frame, engine, (deferred, journal)));
     }
 
     /// Whether frames of the time without an agent wait.
@@ -148,7 +154,7 @@ impl Frames {
 
     /// Takes the frames of one turn that were captured while there was no agent. The node is known: whose frames they
     /// are, which rules there are, and which DNS servers are trusted.
-    pub(super) fn take_left(&mut self, engine: &mut Engine) {
+    pub(super) fn take_left(&mut self, engine: &mut Engine, journal: &mut Recorder) {
         let Self { left, deferred, .. } = self;
         let LeftFrames {
             rings,
@@ -162,7 +168,7 @@ impl Frames {
         let taken_before = *frames;
         let drained = oldest.drain(LEFT_PER_TURN, begin, |frame| {
             *frames += 1;
-            hand_in(frame, engine, deferred);
+            hand_in(frame, engine, (deferred, journal));
             now() < begin + TURN_MAX
         });
         *turns += u64::from(*frames > taken_before);
@@ -203,10 +209,19 @@ impl Frames {
     }
 }
 
-/// Has the engine look at a frame, and defers an answer that no rule mentions.
-fn hand_in(frame: Frame<'_>, engine: &mut Engine, deferred: &mut DeferredAnswers) {
-    if engine.handle_frame(frame, now()) {
+/// Has the engine look at a frame, and defers an answer that no rule mentions. If the kernel has opened its addresses,
+/// their names are recorded before the frame is given back: else nobody would know them behind the end of this agent.
+fn hand_in(
+    frame: Frame<'_>,
+    engine: &mut Engine,
+    (deferred, journal): (&mut DeferredAnswers, &mut Recorder),
+) {
+    let now = now();
+    if engine.handle_frame(frame, now) {
         deferred.defer(frame);
+    }
+    if frame.opened {
+        journal.write(engine, now);
     }
 }
 
@@ -282,11 +297,16 @@ impl Marks {
 
     /// Hands the next marks of the reading that is under way to the engine. The frames whose addresses the programs
     /// have opened before come first: else nobody would know whose these marks are.
-    pub(super) fn read(&mut self, frames: &mut Frames, engine: &mut Engine) {
+    pub(super) fn read(
+        &mut self,
+        frames: &mut Frames,
+        engine: &mut Engine,
+        journal: &mut Recorder,
+    ) {
         let Some(part) = self.part.take().or_else(|| self.read_part()) else {
             return;
         };
-        if frames.take_until(part.read_at, engine) {
+        if frames.take_until(part.read_at, engine, journal) {
             let Part { found, more, .. } = part;
             let marks = Input::Marks {
                 found,

@@ -1,27 +1,27 @@
-//! What the hot thread does now and then: the heartbeat, snapshots, and the counters in the log.
+//! What the hot thread does now and then: the heartbeat, the journal, and the counters in the log.
 
-use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
-use dnsflow_core::{Input, Timestamp, cache::snapshot::Snapshot, engine::Engine};
+use dnsflow_core::{Input, Timestamp, engine::Engine};
 use tracing::{debug, info, warn};
 
 use crate::{
-    agent::saver::Saver,
     capture::{BEAT_INTERVAL, Heartbeat, LeftOut, ProgramCounters, RingShares},
     clock::now,
     logging::LostLines,
+    state::{self, Journal, StateError},
     vswitchd::Estimate,
 };
 
-/// How often the snapshot is written, when there is something new.
-const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(10);
+/// How often it is told that the journal cannot be written.
+const TOLD_INTERVAL: Duration = Duration::from_secs(60);
 /// How often the counters are logged.
 const COUNTERS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The parts, each with a deadline of its own.
 pub(crate) struct Upkeep {
     pub(crate) pulse: Pulse,
-    pub(crate) snapshots: Snapshots,
+    pub(crate) recorder: Recorder,
     pub(crate) accounts: Accounts,
 }
 
@@ -29,8 +29,8 @@ impl Upkeep {
     /// When something is due.
     pub(super) fn next_deadline(&self) -> Timestamp {
         let first = self.pulse.at.min(self.accounts.at);
-        let snapshot = self.snapshots.deadline();
-        snapshot.map_or(first, |at| at.min(first))
+        let recorder = self.recorder.deadline();
+        recorder.map_or(first, |at| at.min(first))
     }
 }
 
@@ -90,81 +90,94 @@ impl Pulse {
     }
 }
 
-/// Snapshots of the cache, on their way to the thread that writes them.
-pub(crate) struct Snapshots {
-    /// Where they go, if anywhere.
-    saver: Option<Saver>,
-    /// The one that is being handed over.
-    under_way: Option<Snapshot>,
-    /// [`Engine::cache_version`] of the last one.
-    saved_version: u64,
-    /// The next one.
-    at: Timestamp,
+/// The journal of what pods were told, for the next agent.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    /// `None` without a directory for it, or if the directory cannot be used.
+    journal: Option<Journal>,
+    /// Whether there is to be one.
+    is_wanted: bool,
+    /// A failure is told again then.
+    told_until: Timestamp,
 }
 
-impl Snapshots {
-    /// They go into this directory, if any. Starts the thread that writes them.
-    ///
-    /// # Errors
-    ///
-    /// If the system gives no thread.
-    pub(crate) fn start(dir: Option<PathBuf>) -> io::Result<Self> {
-        Ok(Self {
-            saver: dir.map(Saver::start).transpose()?,
-            under_way: None,
-            saved_version: 0,
-            at: now() + SNAPSHOT_INTERVAL,
-        })
-    }
-
-    fn deadline(&self) -> Option<Timestamp> {
-        self.saver.is_some().then_some(self.at)
-    }
-
-    /// Whether one is being handed over.
-    pub(super) fn is_under_way(&self) -> bool {
-        self.under_way.is_some()
-    }
-
-    /// Waits until another part can be handed over. May be cancelled.
-    pub(super) async fn takes_part(&self) {
-        if let Some(saver) = &self.saver {
-            saver.ready().await;
+impl Recorder {
+    /// They go into the journal in this directory, if any. The engine takes over what an earlier agent has left there.
+    pub(crate) fn open(dir: Option<&Path>, engine: &mut Engine) -> Self {
+        let Some(dir) = dir else {
+            return Self::default();
+        };
+        let journal = state::open(dir, now()).map(|(journal, saved, refusal)| {
+            if let Some(error) = refusal {
+                warn!(%error, "this start knows no names of an earlier agent");
+            }
+            if let Some(saved) = saved {
+                engine.load(saved, now());
+            }
+            journal
+        });
+        Self {
+            journal: journal
+                .inspect_err(|error| {
+                    warn!(%error, "cannot use the journal: the next agent will know no names of this one");
+                })
+                .ok(),
+            is_wanted: true,
+            told_until: Timestamp::default(),
         }
     }
 
-    /// Begins to hand over a snapshot to be written, when it is time to, if there is something new and no other one is
-    /// under way.
-    pub(super) fn offer(&mut self, engine: &Engine, now: Timestamp) {
-        if self.at > now {
+    /// When a new file is due.
+    fn deadline(&self) -> Option<Timestamp> {
+        self.journal.as_ref()?.deadline()
+    }
+
+    /// Writes the records of a turn, before anything follows from them.
+    pub(super) fn write(&mut self, engine: &mut Engine, now: Timestamp) {
+        let records = engine.take_records();
+        if !self.is_wanted || records.is_empty() {
             return;
         }
-        self.at = now + SNAPSHOT_INTERVAL;
-        let version = engine.cache_version();
-        if let Some(saver) = &self.saver
-            && self.under_way.is_none()
-            && version != self.saved_version
-            && saver.begin()
-        {
-            self.under_way = Some(Snapshot::begin(now));
-            self.saved_version = version;
+        let Some(journal) = &mut self.journal else {
+            engine.records_lost(records.len());
+            return;
+        };
+        let appended = journal.append(&records, now);
+        if appended.is_err() {
+            engine.records_lost(records.len());
+        }
+        let begun = appended.and_then(|()| journal.begin_if_due(now));
+        self.tell(begun, now);
+    }
+
+    /// Begins a new file, if one is due because records are missing in the old one.
+    pub(super) fn try_again(&mut self, now: Timestamp) {
+        if let Some(journal) = &mut self.journal {
+            let begun = journal.begin_if_due(now);
+            self.tell(begun, now);
         }
     }
 
-    /// Hands over the next part.
-    pub(super) fn hand_over(&mut self, engine: &Engine) {
-        if let (Some(saver), Some(snapshot)) = (&self.saver, self.under_way.as_mut())
-            && !saver.go_on(|| engine.next_part(snapshot))
-        {
-            self.under_way = None;
+    /// Whether a new file is being written.
+    pub(super) fn is_rewriting(&self) -> bool {
+        self.journal.as_ref().is_some_and(Journal::is_rewriting)
+    }
+
+    /// Writes a further part of a new file.
+    pub(super) fn go_on(&mut self, engine: &Engine) {
+        if let Some(journal) = &mut self.journal {
+            let now = now();
+            let written = journal.go_on(|parts| engine.next_part(parts), now);
+            self.tell(written, now);
         }
     }
 
-    /// Writes the last one.
-    pub(super) fn end(&mut self, engine: &Engine) {
-        if let Some(saver) = self.saver.take() {
-            let mut last = Snapshot::begin(now());
-            saver.end(|| engine.next_part(&mut last));
+    fn tell(&mut self, result: Result<(), StateError>, now: Timestamp) {
+        if let Err(error) = result
+            && self.told_until <= now
+        {
+            self.told_until = now + TOLD_INTERVAL;
+            warn!(%error, "cannot write the journal: a restart forgets what pods are told from now on");
         }
     }
 }

@@ -90,14 +90,7 @@ fn no_flows(number: u32, more: bool) -> Event {
     })
 }
 
-const PLAIN: FlowQuestion = FlowQuestion::Dump {
-    number: 1,
-    with_ports: false,
-};
-const WITH_PORTS: FlowQuestion = FlowQuestion::Dump {
-    number: 2,
-    with_ports: true,
-};
+const PLAIN: FlowQuestion = FlowQuestion::Dump { number: 1 };
 const MOD: u8 = wire::OFPT_FLOW_MOD;
 const ADD: u8 = wire::OFPT_BUNDLE_ADD_MESSAGE;
 const CONTROL: u8 = wire::OFPT_BUNDLE_CONTROL;
@@ -361,66 +354,6 @@ fn there_are_limits() {
 }
 
 #[test]
-fn ports_are_asked_for_and_read_as_the_switch_means_it() {
-    let recordings = [
-        (fixtures::PORTS_3_1, [1671, 1659, 448]),
-        (fixtures::PORTS_3_5, [1639, 1627, 416]),
-    ];
-    for (recording, ages_ms) in recordings {
-        let mut session = up();
-        session.ask(WITH_PORTS);
-        let mut output = BytesMut::new();
-        session.transmit(&mut output);
-        // Before the question for the flows.
-        let recorded = fixtures::sent_by(From::Client, recording).concat();
-        let asked = output.split_to(recorded.len());
-        assert_eq!(asked, recorded[..]);
-        assert_eq!(
-            Message::split(&mut output).unwrap().unwrap().kind,
-            wire::OFPT_MULTIPART_REQUEST
-        );
-        for reply in fixtures::sent_by(From::Switch, recording) {
-            assert_eq!(events(&mut session), []);
-            session.receive(&reply, START).unwrap();
-        }
-        let names = ["br-int", "0123456789abcde", "second"].into_iter();
-        let ports = names.zip(ages_ms).map(|(name, age_ms)| SwitchPort {
-            name: name.into(),
-            age: Duration::from_millis(age_ms),
-        });
-        let reply = Event::Reply(FlowReply::Ports {
-            number: 2,
-            ports: ports.collect(),
-        });
-        assert_eq!(events(&mut session), [reply]);
-    }
-}
-
-/// Once the switch has refused one of the two questions, its answer to the other one says nothing.
-#[test]
-fn ports_of_which_names_or_ages_are_refused_are_not_told() {
-    let [names, ages] = &fixtures::sent_by(From::Switch, fixtures::PORTS_3_1)[..] else {
-        panic!("two answers");
-    };
-    for names_are_refused in [true, false] {
-        let mut session = up();
-        session.ask(WITH_PORTS);
-        if names_are_refused {
-            table_full(&mut session, 2);
-            session.receive(ages, START).unwrap();
-        } else {
-            session.receive(names, START).unwrap();
-            table_full(&mut session, 3);
-        }
-        let [Event::Refused { request, .. }] = &events(&mut session)[..] else {
-            panic!("no refusal");
-        };
-        assert_eq!(*request, PORTS);
-        assert_eq!(session.requests.len(), 1, "that for the flows");
-    }
-}
-
-#[test]
 fn a_dump_asked_for_during_a_dump_is_made_after_it() {
     let mut session = up();
     for _ in 0..3 {
@@ -460,17 +393,6 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_shards() {
     let last = message(wire::OFPT_MULTIPART_REPLY, 4, &[0, 1, 0, 0, 0, 0, 0, 0]);
     session.receive(&last, START).unwrap();
     assert_eq!(sent(&mut session), [], "there are few now");
-}
-
-#[test]
-fn a_dump_by_which_flows_are_adopted_comes_at_once() {
-    let mut session = up();
-    session.shown.v4 = 4 * shards::SHARD_FLOWS;
-    session.ask(WITH_PORTS);
-    sent(&mut session);
-    let last = message(wire::OFPT_MULTIPART_REPLY, 4, &[0, 1, 0, 0, 0, 0, 0, 0]);
-    session.receive(&last, START).unwrap();
-    assert_eq!(events(&mut session), [no_flows(2, false)]);
 }
 
 #[test]
@@ -575,7 +497,6 @@ proptest! {
         let all = [
             fixtures::MONITOR,
             fixtures::DUMP_3_5,
-            fixtures::PORTS_3_5,
             fixtures::BUNDLE_REFUSED,
             fixtures::BUNDLE_COMMIT_FAILS,
         ];
@@ -592,7 +513,7 @@ proptest! {
             }
         }
         let mut session = up();
-        session.ask(WITH_PORTS);
+        session.ask(PLAIN);
         session.apply(BatchId(1), true, adds(2), Vec::new());
         // Whatever xid the recording has, something is waiting for it.
         session.ask(FlowQuestion::Find((0..40).collect()));

@@ -369,7 +369,7 @@ impl<'a> Scene<'a> {
         &self.pins
     }
 
-    /// Where the agent keeps its snapshot.
+    /// Where the agent keeps its journal.
     pub(crate) fn state(&self) -> PathBuf {
         self.lab.base().join("state")
     }

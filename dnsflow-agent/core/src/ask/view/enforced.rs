@@ -103,11 +103,6 @@ impl<'a> View<'a> {
 }
 
 impl AddressFlows<'_> {
-    /// Whether flows of an earlier run were taken over, whose names are not known.
-    pub(super) fn are_adopted(&self) -> bool {
-        self.entry.adopted.is_some()
-    }
-
     /// The limit for which rules have not all of their flows, if some have not.
     pub(super) fn limit(&self) -> Option<Limit> {
         let cut = self.entry.cut.map(|room| room.limit());

@@ -300,7 +300,6 @@ struct Destined<'a> {
     /// The one of them that does not count yet.
     unknown: Option<&'a DomainName>,
     /// The rules that its flows may be of. Of an address without a name, thousands of others are not looked at.
-    ruling: OnceCell<BTreeSet<u32>>,
     /// Why the pod does not know the address. Few questions need it.
     untold: OnceCell<Untold>,
     /// Why no answer opens the address, if none does.
@@ -356,18 +355,6 @@ impl<'a> Destined<'a> {
             .filter(|active| active.is_enforced_as(rule, name))
             .copied()
             .collect()
-    }
-
-    /// Whether its flows are those of an earlier run, and may be of the rule with this index.
-    fn is_adopted_of(&self, index: u32) -> bool {
-        let adopted = self.flows.as_ref().filter(|flows| flows.are_adopted());
-        adopted.is_some_and(|flows| {
-            let rules = self.ruling.get_or_init(|| {
-                let rules = flows.rules(&self.sets, None);
-                rules.map(|rule| rule.index).collect()
-            });
-            rules.contains(&index)
-        })
     }
 
     /// The limit for which rules have not all of their flows, if some have not.
@@ -431,8 +418,6 @@ enum By {
     Name,
     /// OVN's address set of the rule's name.
     AddressSet,
-    /// A flow of an earlier run.
-    Adopted,
 }
 
 /// A rule that matches an address, whatever the port.
@@ -906,7 +891,6 @@ impl View<'_> {
             flows,
             names,
             unknown,
-            ruling: OnceCell::new(),
             untold: OnceCell::new(),
             refusal: OnceCell::new(),
         };
@@ -1177,8 +1161,7 @@ impl View<'_> {
         let pattern = NamePattern::of(name, firewall, self.policy.subdomains());
         let told = to.told(name, pattern);
         let in_set = to.is_in_set_of(name);
-        let is_told = told.is_some() || to.is_adopted_of(index);
-        let enforcing = match is_told || in_set == Some(true) {
+        let enforcing = match told.is_some() || in_set == Some(true) {
             true => to.enforced_as((index, rule), name),
             false => Enforcing::new(),
         };
@@ -1194,7 +1177,8 @@ impl View<'_> {
             });
         }
         let by_set = in_set.is_none().then_some(Doubt::Resolved);
-        if is_told && let Some(matches) = self.matches_told(to, (index, rule), told, &enforcing) {
+        let by_flows = told.and_then(|told| self.matches_told(to, (index, rule), told, &enforcing));
+        if let Some(matches) = by_flows {
             return Some(matches);
         }
         Some(match (address, told) {
@@ -1257,12 +1241,12 @@ impl View<'_> {
     }
 
     /// Whether and how a rule by name matches by the flows that the switch has. The rule covers a name of the destination
-    /// (`told`), or the address was adopted. `None` if the flows do not tell: the pod has not asked for the name.
+    /// (`told`). `None` if the flows do not tell: the pod has not asked for the name.
     fn matches_told(
         &self,
         to: &Destined<'_>,
         (index, rule): (u32, &Rule),
-        told: Option<&DomainName>,
+        told: &DomainName,
         enforcing: &[&ActiveRule],
     ) -> Option<Match> {
         let not_in_force =
@@ -1273,8 +1257,6 @@ impl View<'_> {
             Sets::Unlikely | Sets::Unknown => Some(Doubt::Resolved),
         };
         if enforcing.is_empty() {
-            // An adopted address may be one of another rule.
-            told?;
             let (reason, why) = self.not_enforced(to, index);
             let doubt = match reason {
                 Reason::AclMissing | Reason::FirewallNotTakenOver => Some(Doubt::Edit),
@@ -1282,14 +1264,13 @@ impl View<'_> {
             };
             return not_in_force(doubt, reason, why);
         }
-        if told.is_some()
-            && rule.action == RuleAction::Allow
+        if rule.action == RuleAction::Allow
             && let Some(refused) = to.refusal()
         {
             let why = format!("the address is never opened: {refused}");
             return not_in_force(may_be_resolved, Reason::AddressRefused, why);
         }
-        if told.is_some() && is_dry_run(&to.sets) {
+        if is_dry_run(&to.sets) {
             return Some(dry_run(may_be_resolved));
         }
         let flows = to.flows.as_ref()?;
@@ -1298,12 +1279,9 @@ impl View<'_> {
             closes_all,
             are_wanted,
         } = flows.of_rule(enforcing, to.asked.transport);
-        let is_known = told.is_some() && told != to.unknown;
+        let is_known = Some(told) != to.unknown;
         let closes_all = closes_all.then(|| to.limit().unwrap_or(Limit::FlowsOfAddress));
-        let by = match is_known {
-            true => By::Name,
-            false => By::Adopted,
-        };
+        let by = By::Name;
         match extent {
             Extent::All => Some(Match::Yes {
                 by,
@@ -1311,8 +1289,8 @@ impl View<'_> {
                 once_asked: false,
                 doubt: None,
                 why: match is_known {
-                    true => matched_text(rule, told, to).into(),
-                    false => "an earlier agent has installed its flow to the address".into(),
+                    true => matched_text(rule, Some(told), to).into(),
+                    false => "another name of the rule leads to the address".into(),
                 },
             }),
             Extent::Unknown => Some(Match::Yes {
@@ -1324,7 +1302,7 @@ impl View<'_> {
             }),
             // For other ports it may have some.
             Extent::None if !is_known || matches!(ports_match(rule, to.asked.transport), Ports::None) => {
-                is_known.then(|| Match::certain(By::Name, matched_text(rule, told, to)))
+                is_known.then(|| Match::certain(By::Name, matched_text(rule, Some(told), to)))
             }
             Extent::None => match to.limit().filter(|_| !are_wanted) {
                 Some(limit) => {
@@ -1834,10 +1812,6 @@ fn without_doubt(
                 "{decided}, and ovn-kubernetes has resolved its name to the address itself"
             );
             (Verdict::Allowed, Reason::AllowedByOvn, text)
-        }
-        (RuleAction::Allow, Some(By::Adopted)) => {
-            let text = format!("{decided}, by a flow that an earlier agent has installed");
-            (Verdict::Allowed, Reason::AllowedByName, text)
         }
         (RuleAction::Allow, Some(By::Name)) => {
             let text = format!("{decided}, and the pod was told the address");

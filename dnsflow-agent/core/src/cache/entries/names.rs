@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Timestamp,
-    cache::snapshot::SavedName,
+    cache::journal::RecordedTerm,
     policy::plan::Deciding,
     values::{limits::NAMES_PER_ADDRESS_MAX, name::DomainName, resolver::ServerId},
 };
@@ -45,31 +45,31 @@ pub enum Origin {
     /// An answer, within its TTL.
     Answer,
     /// An answer of an earlier run of the agent.
-    Snapshot,
+    Journal,
     /// The address is in use: the TTL is over.
     InUse,
 }
 
 impl Term {
-    /// The term of a name of a snapshot that was taken over at `loaded_at`.
-    pub(in crate::cache) fn of_saved(saved: &SavedName, loaded_at: Timestamp) -> Self {
+    /// A term of the journal.
+    pub(in crate::cache) fn of(recorded: RecordedTerm, origin: Origin) -> Self {
+        let RecordedTerm {
+            until,
+            deny_until,
+            is_denied,
+        } = recorded;
         Self {
-            until: loaded_at + saved.rest,
-            deny_until: loaded_at + saved.deny_rest,
-            is_denied: saved.is_denied,
-            origin: Origin::Snapshot,
+            until,
+            deny_until,
+            is_denied,
+            origin,
             server: None,
         }
     }
 
-    /// A name with this term, for a snapshot of this time.
-    pub(super) fn saved(&self, name: &DomainName, at: Timestamp) -> SavedName {
-        SavedName {
-            name: name.clone(),
-            rest: self.until.since(at),
-            deny_rest: self.deny_until.since(at),
-            is_denied: self.is_denied,
-        }
+    /// Whether the name is one of the journal that was denied.
+    pub(in crate::cache) fn is_saved_denial(&self) -> bool {
+        self.is_denied && self.origin == Origin::Journal
     }
 
     /// When the name ends.
@@ -78,11 +78,6 @@ impl Term {
             true => self.until.max(self.deny_until),
             false => self.until,
         }
-    }
-
-    /// Whether the name is one of the snapshot that was denied.
-    pub(in crate::cache) fn is_saved_denial(&self) -> bool {
-        self.is_denied && self.origin == Origin::Snapshot
     }
 
     /// Notes that a rule denies the name.
@@ -103,6 +98,16 @@ impl Term {
         self.until = self.until.max(other.until);
         self.deny_until = self.deny_until.max(other.deny_until);
         self.is_denied |= other.is_denied;
+    }
+}
+
+impl From<&Term> for RecordedTerm {
+    fn from(term: &Term) -> Self {
+        Self {
+            until: term.until,
+            deny_until: term.deny_until,
+            is_denied: term.is_denied,
+        }
     }
 }
 
@@ -172,6 +177,11 @@ impl Names {
     /// The end of this name; `None` if there is no such name.
     pub(crate) fn until(&self, name: &DomainName) -> Option<Timestamp> {
         self.place(name).ok().map(|at| self.terms[at].1.end())
+    }
+
+    /// The term of this name.
+    pub(super) fn term(&self, name: &DomainName) -> Option<Term> {
+        self.place(name).ok().map(|at| self.terms[at].1)
     }
 
     /// When the last name ends.
@@ -305,11 +315,13 @@ impl Names {
     }
 
     /// Notes for each name whether a rule denies the name. The rule can be younger than the answer. A name that no
-    /// rule denies any more counts until `released` at least. Returns whether a name may end earlier now.
+    /// rule denies any more counts until `released` at least. `changed` is told the names that are denied or released now.
+    /// Returns whether a name may end earlier now.
     pub(super) fn deny(
         &mut self,
         is_denied: impl Fn(&DomainName, &Term) -> bool,
         released: Timestamp,
+        mut changed: impl FnMut(&DomainName),
     ) -> bool {
         let before = self.denied();
         let (mut released_count, mut denied_count) = (0, 0);
@@ -323,8 +335,9 @@ impl Names {
                     term.deny();
                     denied_count += 1;
                 }
-                (false, false) | (true, true) => {}
+                (false, false) | (true, true) => continue,
             }
+            changed(name);
         }
         if released_count + denied_count > 0 {
             self.forget_known(before + denied_count - released_count);

@@ -11,17 +11,12 @@ impl Entries {
         let counted = Sizes {
             names: names().count(),
             denied_names: names().filter(|(_, term)| term.is_denied).count(),
-            adopting: entries().filter(|entry| entry.adopted.is_some()).count(),
             flows: entries().map(|entry| entry.flow_count()).sum(),
             flows_of_large: entries().map(|entry| entry.flow_count_if_large()).sum(),
         };
         assert_eq!(self.sizes(), counted);
         let is_denied = |entry: &Entry| !self.all_are_denied || entry.is_denied();
         assert!(entries().all(|entry| is_denied(entry)));
-        let adopting = self.by_address.iter();
-        let adopting = adopting.filter(|(_, entry)| entry.adopted.is_some());
-        let adopting: BTreeSet<IpAddr> = adopting.map(|(address, _)| *address).collect();
-        assert_eq!(adopting, self.adopting);
         let mut unplanned = self.unplanned.iter();
         assert!(unplanned.all(|address| self.by_address.contains_key(address)));
         let translated = self.by_address.keys().filter_map(|address| match address {

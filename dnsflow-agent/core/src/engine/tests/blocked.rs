@@ -1,6 +1,6 @@
 //! Connections that OVN has blocked while a flow of ours was missing.
 
-use super::{crashes::follow, explain::cidr, *};
+use super::{explain::cidr, *};
 use crate::switch::blocked::{SEARCH_INTERVAL, SEARCHES_MAX, SEARCHES_MIN};
 
 /// The address that the pods are told.

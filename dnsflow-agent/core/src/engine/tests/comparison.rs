@@ -16,8 +16,7 @@ fn a_switch_that_was_away_is_brought_up_to_date() {
     assert_eq!(node.destinations().len(), 2);
     assert!(node.reports.contains(&Report::Resynced {
         added: 2,
-        removed: 0,
-        adopted: 0
+        removed: 0
     }));
 }
 

@@ -15,17 +15,6 @@ use crate::values::limits::MARK_SLACK;
 /// Flows of the address, and marks.
 pub(super) const WAYS: [Option<u32>; 2] = [None, Some(0xffe0_0000)];
 
-/// What there is of the snapshot at the next start.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Snapshot {
-    /// All that the earlier run has known.
-    Kept,
-    /// Nothing: the names of all flows are unknown.
-    Lost,
-}
-
-const SNAPSHOTS: [Snapshot; 2] = [Snapshot::Kept, Snapshot::Lost];
-
 /// Which comes first at an edit.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum First {
@@ -49,17 +38,8 @@ pub(super) fn node(way: Option<u32>, rules: &[Rule]) -> Node {
 }
 
 /// The agent ends; after `away`, the next one starts with these rules.
-fn restart(
-    before: &mut Node,
-    snapshot: Snapshot,
-    away: Duration,
-    way: Option<u32>,
-    rules: &[Rule],
-) -> Node {
-    let saved = match snapshot {
-        Snapshot::Kept => before.engine.snapshot(before.now),
-        Snapshot::Lost => Vec::new(),
-    };
+fn restart(before: &mut Node, away: Duration, way: Option<u32>, rules: &[Rule]) -> Node {
+    let saved = before.engine.snapshot(before.now);
     before.now = before.now + away;
     after_restart_with(before, &aged(saved, away), rules, config(way))
 }
@@ -123,82 +103,18 @@ fn what_an_edit_closes_stays_closed_after_a_restart() {
     let before_edit = [allow("example.com"), deny_all()];
     let edited = [allow("other.test"), deny("example.com"), deny_all()];
     for way in WAYS {
-        for snapshot in SNAPSHOTS {
-            for first in ORDERS {
-                for is_used in [false, true] {
-                    let case = format!("{way:?} {snapshot:?} {first:?} used: {is_used}");
-                    let mut before = node(way, &before_edit);
-                    before.answer("p1", "www.example.com", &[ADDRESS], 600);
-                    let mut after =
-                        restart(&mut before, snapshot, Duration::ZERO, way, &before_edit);
-                    pass(&mut after, Duration::from_secs(20), is_used, |_| {});
-                    assert!(is_open(&after, ADDRESS), "{case}");
-                    edit(&mut after, first, &edited);
-                    assert!(!is_open(&after, ADDRESS), "{case}");
-                    pass(&mut after, Duration::from_secs(60), is_used, |node| {
-                        assert!(!is_open(node, ADDRESS), "{case}: it opens again");
-                    });
-                }
-            }
-        }
-    }
-}
-
-/// Two rules change places, so that each gives the flows that the other one gave.
-#[test]
-fn a_flow_without_a_name_does_not_become_that_of_another_rule() {
-    let rules = [allow("example.com"), allow("other.test"), deny_all()];
-    let swapped = [allow("other.test"), allow("example.com"), deny_all()];
-    let mut before = node(None, &rules);
-    before.answer("p1", "example.com", &[ADDRESS], 600);
-    let mut after = restart(&mut before, Snapshot::Lost, Duration::ZERO, None, &rules);
-    assert!(is_open(&after, ADDRESS));
-    edit(&mut after, First::Manifest, &swapped);
-    pass(&mut after, Duration::from_secs(60), true, |node| {
-        assert!(!is_open(node, ADDRESS));
-    });
-}
-
-/// The same where the flows of both rules are there: each flow belongs to its own rule.
-#[test]
-fn the_flows_of_two_rules_without_a_name_go_when_the_rules_change_places() {
-    type Make = fn(&str) -> Rule;
-    for make in [allow as Make, deny as Make] {
-        let rules = [make("example.com"), make("other.test"), deny_all()];
-        let swapped = [make("other.test"), make("example.com"), deny_all()];
-        for way in WAYS {
-            for first in ORDERS {
-                let case = format!("{:?} {way:?} {first:?}", rules[0].action);
-                let mut before = node(way, &rules);
-                for name in ["example.com", "other.test"] {
-                    before.answer("p1", name, &[ADDRESS], 600);
-                }
-                let none = Duration::ZERO;
-                let mut after = restart(&mut before, Snapshot::Lost, none, way, &rules);
-                assert_eq!(after.open().len(), 2, "{case}");
-                edit(&mut after, first, &swapped);
-                pass(&mut after, Duration::from_secs(60), true, |node| {
-                    assert_eq!(node.open(), [], "{case}");
-                });
-            }
-        }
-    }
-}
-
-/// Of a rule that stays as and where it is, nothing closes when another one is edited.
-#[test]
-fn a_flow_without_a_name_stays_while_other_rules_change() {
-    let with = |other: &str| [allow("example.com"), allow(other), deny_all()];
-    for way in WAYS {
         for first in ORDERS {
-            let mut before = node(way, &with("a.test"));
-            before.answer("p1", "example.com", &[ADDRESS], 600);
-            let none = Duration::ZERO;
-            let mut after = restart(&mut before, Snapshot::Lost, none, way, &with("a.test"));
-            for other in ["b.test", "c.test"] {
-                edit(&mut after, first, &with(other));
-                pass(&mut after, Duration::from_secs(60), true, |node| {
-                    assert!(is_open(node, ADDRESS), "{way:?} {first:?}");
+            for is_used in [false, true] {
+                let case = format!("{way:?} {first:?} used: {is_used}");
+                let mut before = node(way, &before_edit);
+                before.answer("p1", "www.example.com", &[ADDRESS], 600);
+                let mut after = restart(&mut before, Duration::ZERO, way, &before_edit);
+                pass(&mut after, Duration::from_secs(20), is_used, |_| {});
+                assert!(is_open(&after, ADDRESS), "{case}");
+                edit(&mut after, first, &edited);
+                assert!(!is_open(&after, ADDRESS), "{case}");
+                pass(&mut after, Duration::from_secs(60), is_used, |node| {
+                    assert!(!is_open(node, ADDRESS), "{case}: it opens again");
                 });
             }
         }
@@ -266,65 +182,31 @@ fn what_an_edit_closed_while_no_agent_ran_is_closed_after_a_slow_start() {
     }
 }
 
-/// Nobody can know whether rules were edited meanwhile.
-#[test]
-fn what_has_no_name_is_open_for_an_hour_at_most() {
-    let before_edit = [allow("first.test"), allow("second.test"), deny_all()];
-    let edited = [allow("second.test"), deny_all()];
-    for way in WAYS {
-        let mut before = node(way, &before_edit);
-        before.answer("p1", "first.test", &[ADDRESS], 600);
-        let mut after = restart(&mut before, Snapshot::Lost, Duration::ZERO, way, &edited);
-        let max_ttl = after.engine.told.cache.limits().max_ttl;
-        let slack = IDLE_GRACE + 2 * COMPARE_INTERVAL;
-        let started_at = after.now;
-        pass(&mut after, max_ttl + 2 * slack, true, |node| {
-            let time = node.now.since(started_at);
-            assert!(time < max_ttl + slack || !is_open(node, ADDRESS), "{way:?}");
-            assert!(time > max_ttl - slack || is_open(node, ADDRESS), "{way:?}");
-        });
-    }
-}
-
-/// Its end would open the address.
-#[test]
-fn what_has_no_name_and_is_denied_stays_while_it_is_used() {
-    let rules = [deny("example.com")];
-    let mut before = node(None, &rules);
-    before.answer("p1", "example.com", &[ADDRESS], 600);
-    let mut after = restart(&mut before, Snapshot::Lost, Duration::ZERO, None, &rules);
-    pass(&mut after, Duration::from_secs(8000), true, |node| {
-        assert!(is_open(node, ADDRESS), "the flow is there");
-    });
-}
-
 #[test]
 fn what_is_allowed_again_opens_with_the_next_answer() {
     let rules = [allow("example.com"), deny_all()];
     let other = [allow("other.test"), deny_all()];
     for way in WAYS {
-        for snapshot in SNAPSHOTS {
-            for first in ORDERS {
-                let case = format!("{way:?} {snapshot:?} {first:?}");
-                let mut before = node(way, &rules);
-                before.answer("p1", "www.example.com", &[ADDRESS], 600);
-                let mut after = restart(&mut before, snapshot, Duration::ZERO, way, &rules);
-                edit(&mut after, first, &other);
-                assert!(!is_open(&after, ADDRESS), "{case}");
-                edit(&mut after, first, &rules);
-                after.log.clear();
-                after.waiting = Some(VecDeque::new());
-                let bytes = after.held_answer("www.example.com", &[ADDRESS]);
-                let is_released = |next: &Command| matches!(next, Command::Release(_));
-                while let Some(next) = after.waiting.iter().flatten().next() {
-                    assert!(!is_released(next) || is_open(&after, ADDRESS), "{case}");
-                    after.carry_out_next();
-                }
-                after.waiting = None;
-                after.pass(Duration::from_millis(50));
-                assert_eq!(after.released(), [bytes], "{case}");
-                assert!(is_open(&after, ADDRESS), "{case}");
+        for first in ORDERS {
+            let case = format!("{way:?} {first:?}");
+            let mut before = node(way, &rules);
+            before.answer("p1", "www.example.com", &[ADDRESS], 600);
+            let mut after = restart(&mut before, Duration::ZERO, way, &rules);
+            edit(&mut after, first, &other);
+            assert!(!is_open(&after, ADDRESS), "{case}");
+            edit(&mut after, first, &rules);
+            after.log.clear();
+            after.waiting = Some(VecDeque::new());
+            let bytes = after.held_answer("www.example.com", &[ADDRESS]);
+            let is_released = |next: &Command| matches!(next, Command::Release(_));
+            while let Some(next) = after.waiting.iter().flatten().next() {
+                assert!(!is_released(next) || is_open(&after, ADDRESS), "{case}");
+                after.carry_out_next();
             }
+            after.waiting = None;
+            after.pass(Duration::from_millis(50));
+            assert_eq!(after.released(), [bytes], "{case}");
+            assert!(is_open(&after, ADDRESS), "{case}");
         }
     }
 }
@@ -344,17 +226,14 @@ fn over(rules: &[Rule]) -> Node {
 fn a_mark_whose_time_is_over_stays_closed() {
     let rules = [allow("example.com"), deny_all()];
     let away = MIN_TTL + MARK_SLACK + Duration::from_secs(5);
-    for snapshot in SNAPSHOTS {
-        let mut after = restart(&mut over(&rules), snapshot, away, MARKS, &rules);
-        let adopts =
-            |report: &Report| matches!(report, Report::Resynced { adopted, .. } if *adopted > 0);
-        assert!(!after.reports.iter().any(adopts), "{snapshot:?}");
-        assert_eq!(after.destinations(), BTreeSet::new(), "{snapshot:?}");
-        pass(&mut after, Duration::from_secs(60), true, |node| {
-            assert_eq!(node.destinations(), BTreeSet::new(), "{snapshot:?}");
-        });
-        assert!(after.marks.is_empty(), "{snapshot:?}");
-    }
+    let mut after = restart(&mut over(&rules), away, MARKS, &rules);
+    let adopts = |_: &Report| false;
+    assert!(!after.reports.iter().any(adopts));
+    assert_eq!(after.destinations(), BTreeSet::new());
+    pass(&mut after, Duration::from_secs(60), true, |node| {
+        assert_eq!(node.destinations(), BTreeSet::new());
+    });
+    assert!(after.marks.is_empty());
 }
 
 /// The flows that the mark stands for come into force before the comparison, with another address.
@@ -390,20 +269,18 @@ fn a_mark_whose_time_is_over_stays_closed_while_the_pod_asks() {
 #[test]
 fn starts_give_a_mark_no_new_term() {
     let rules = [allow("example.com"), deny_all()];
-    for snapshot in SNAPSHOTS {
-        let mut running = node(MARKS, &rules);
-        let told_at = running.now;
-        running.answer("p1", "www.example.com", &[ADDRESS], 60);
-        for _ in 0..8 {
-            running.pass(Duration::from_secs(10));
-            let away = Duration::from_secs(10);
-            running = restart(&mut running, snapshot, away, MARKS, &rules);
-            running.pass(Duration::from_secs(5));
-        }
-        let time = running.now.since(told_at);
-        assert!(time > MIN_TTL + MARK_SLACK + 2 * COMPARE_INTERVAL);
-        assert_eq!(running.destinations(), BTreeSet::new(), "{snapshot:?}");
+    let mut running = node(MARKS, &rules);
+    let told_at = running.now;
+    running.answer("p1", "www.example.com", &[ADDRESS], 60);
+    for _ in 0..8 {
+        running.pass(Duration::from_secs(10));
+        let away = Duration::from_secs(10);
+        running = restart(&mut running, away, MARKS, &rules);
+        running.pass(Duration::from_secs(5));
     }
+    let time = running.now.since(told_at);
+    assert!(time > MIN_TTL + MARK_SLACK + 2 * COMPARE_INTERVAL);
+    assert_eq!(running.destinations(), BTreeSet::new());
 }
 
 /// With this mask there is one number.

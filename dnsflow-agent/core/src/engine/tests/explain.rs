@@ -5,7 +5,7 @@ use std::{net::SocketAddr, ops::Range};
 use dnsflow_common::{question::question_hash, walk::Ports as DnsPorts};
 use ipnet::IpNet;
 
-use super::{crashes::follow, limits::many, restart::after_restart_with, starts::is_open, *};
+use super::{limits::many, starts::is_open, *};
 use crate::{
     ask::{
         attempts::{AskedServer, Attempts, Heard, HeardAt},
@@ -1781,51 +1781,10 @@ fn a_further_port_of_a_rule_has_no_room_in_a_full_node() {
 
 // What is installed decides.
 
-/// A restart, with the snapshot or without, while an address is open for these names.
-fn restarted(rules: &[Rule], names: &[&str], is_saved: bool) -> Node {
-    let mut before = Node::with(rules);
-    for name in names {
-        before.answer("p1", name, &[ADDRESS], 600);
-    }
-    let saved = match is_saved {
-        true => before.engine.snapshot(before.now),
-        false => Vec::new(),
-    };
-    let mut node = after_restart_with(&mut before, &saved, rules, Config::default());
-    let resolver = "10.96.0.10:53".parse().expect("a resolver");
-    node.give(Input::Resolvers([resolver].into()));
-    node
-}
-
 /// The verdict over port 443 of the address, and whether an attempt there is reported as denied.
 fn verdicts(node: &Node) -> (Verdict, bool) {
     let is_denied = matches!(judged(node), Judged::Denied(..));
     (verdict(node, TARGET), is_denied)
-}
-
-/// Without a snapshot, an agent knows the flows of the one before it, and not their names.
-#[test]
-fn a_flow_of_an_earlier_agent_opens() {
-    for is_saved in [true, false] {
-        let rules = [allow("example.com"), deny_all()];
-        let node = restarted(&rules, &["example.com"], is_saved);
-        assert!(is_open(&node, ADDRESS, 0));
-        assert_eq!(verdicts(&node), (Verdict::Allowed, false), "{is_saved}");
-        let allowed = (Verdict::Allowed, Reason::AllowedByName, Some(0));
-        assert_eq!(reason(&node, TARGET), allowed, "{is_saved}");
-    }
-}
-
-#[test]
-fn a_flow_of_an_earlier_agent_closes() {
-    for is_saved in [true, false] {
-        let rules = [deny("bad.test"), allow("example.com"), deny_all()];
-        let mut node = restarted(&rules, &["bad.test", "example.com"], is_saved);
-        node.answer("p1", "example.com", &[ADDRESS], 600);
-        node.pass(2 * COMPARE_INTERVAL);
-        assert!(is_open(&node, ADDRESS, 0), "the flow that denies is there");
-        assert_eq!(verdicts(&node), (Verdict::Blocked, true), "{is_saved}");
-    }
 }
 
 /// Two rules have one name, and OVN has a logical flow for the first, or for both.

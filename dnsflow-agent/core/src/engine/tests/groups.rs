@@ -332,44 +332,8 @@ fn flows_of_an_agent_without_groups_stay_until_the_marks_are_set() {
 }
 
 #[test]
-fn marks_that_no_snapshot_knows_are_adopted_while_the_rules_stand() {
-    for (has_snapshot, rules, open) in [
-        (true, rules(), 2),
-        (false, rules(), 2),
-        (false, [deny_all(), allow("other.test")], 0),
-    ] {
-        let mut before = node();
-        before.answer("p1", "www.example.com", &[ADDRESS], 600);
-        let mut snapshot = before.engine.snapshot(before.now);
-        // After the last snapshot.
-        before.answer("p1", "api.example.com", &[OTHER], 600);
-        snapshot.retain(|_| has_snapshot);
-        let mut after = after_restart_with(&mut before, &snapshot, &rules, config());
-        assert_eq!(after.marks.len(), open, "{has_snapshot} {rules:?}");
-        // Nobody uses them.
-        after.pass(Duration::from_secs(3600));
-        assert!(after.marks.is_empty() && after.switch.is_empty());
-    }
-}
-
-/// While no agent ran, the rule has lost one of two ports. The group has its number again, for the address whose name is
-/// known.
-#[test]
-fn an_address_without_a_name_keeps_the_ports_that_its_rule_has_left() {
-    let rules = |ports| [many(allow("example.com"), ports), deny_all()];
-    let mut before = Node::bare();
-    before.engine = Engine::new(config());
-    let mut before = before.start(&rules(2));
-    before.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let snapshot = before.engine.snapshot(before.now);
-    before.answer("p1", "api.example.com", &[OTHER], 600);
-    let after = after_restart_with(&mut before, &snapshot, &rules(1), config());
-    assert!(is_open_at_all(&after, ADDRESS) && is_open_at_all(&after, OTHER));
-}
-
 /// While no agent ran, the rule has lost one of two ports, and another rule has come for one of two addresses. This
 /// address has its former mark until its next group is in force. The other address has the group with this number.
-#[test]
 fn a_port_that_was_closed_without_an_agent_ends_although_its_number_is_still_in_use() {
     let former = [many(allow("example.com"), 2), deny_all()];
     let new = [
@@ -392,72 +356,6 @@ fn a_port_that_was_closed_without_an_agent_ends_although_its_number_is_still_in_
     let after = after_restart_with(&mut before, &snapshot, &new, config());
     assert_eq!(ports(&after).len(), 1, "{:#?}", after.switch);
     assert!(is_open_at_all(&after, ADDRESS) && is_open_at_all(&after, OTHER));
-}
-
-/// Programs without an agent have left marks at more addresses than a pod may have.
-#[test]
-fn no_more_marks_are_adopted_than_a_pod_may_have_addresses_and_those_in_use_stay() {
-    let most = CacheLimits::default().addresses_per_port_max;
-    for has_snapshot in [false, true] {
-        let mut before = node();
-        before.answer("p1", "www.example.com", &[ADDRESS], 600);
-        let mut snapshot = before.engine.snapshot(before.now);
-        snapshot.retain(|_| has_snapshot);
-        let known = (ifindex(&before), IpAddr::from(ADDRESS));
-        let (mark, until, _) = before.marks[&known];
-        for number in 0..most as u32 + 100 {
-            let address = Ipv4Addr::from(0xc612_0000 + number);
-            let used_at = (number % 40 == 39).then_some(before.now);
-            let place = (known.0, address.into());
-            before.marks.insert(place, (mark, until, used_at));
-        }
-        let left = before.marks.clone();
-        let mut after = after_restart_with(&mut before, &snapshot, &rules(), config());
-        assert_eq!(after.marks.len(), most, "{has_snapshot}");
-        assert!(!has_snapshot || after.marks.contains_key(&known));
-        let is_used = |(_, (.., used_at)): &(_, &(_, _, Option<Timestamp>))| used_at.is_some();
-        for (place, _) in left.iter().filter(is_used) {
-            assert!(after.marks.contains_key(place), "{place:?} is in use");
-        }
-        let removed = after.engine.counters().marks_removed;
-        assert_eq!(removed, (left.len() - most) as u64);
-        assert_eq!(after.limits_reported().len(), 1);
-        after.engine.told.cache.check();
-    }
-}
-
-/// The kernel's map has as much room as the node has for names.
-#[test]
-fn adopted_addresses_count_as_names_of_the_node() {
-    const NAMES: usize = 100;
-    for adopted in [0, 40] {
-        let mut before = node();
-        before.answer("p1", "www.example.com", &[ADDRESS], 3600);
-        let known = (ifindex(&before), IpAddr::from(ADDRESS));
-        let (mark, until, _) = before.marks[&known];
-        for number in 0..adopted {
-            let address = Ipv4Addr::from(0xc612_0000 + number);
-            before
-                .marks
-                .insert((known.0, address.into()), (mark, until, None));
-        }
-        let snapshot = before.engine.snapshot(before.now);
-        let mut after = after_restart_with(&mut before, &snapshot, &rules(), config());
-        after.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-        assert_eq!(after.marks.len(), 1 + adopted as usize);
-        for (host, pod) in [(6, "p2"), (7, "p3")] {
-            after.add_pod(pod, host);
-            after.answer(pod, "www.example.com", &addresses(host.into(), 60), 3600);
-        }
-        assert_eq!(after.marks.len(), NAMES, "{adopted} were adopted");
-        // The pod that has most gives way to one that has few.
-        after.add_pod("p4", 8);
-        after.answer("p4", "www.example.com", &addresses(8, 10), 3600);
-        let last = ifindex_of(after.pods["ns1_p4"]);
-        let of_last = after.marks.keys().filter(|(at, _)| *at == last);
-        assert_eq!((of_last.count(), after.marks.len()), (10, NAMES));
-        after.engine.told.cache.check();
-    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What one pod can have, and what makes room.
 
-use super::{restart::after_restart, *};
+use super::*;
 use crate::values::{
     firewall::PORTS_PER_RULE_MAX,
     limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX},
@@ -578,44 +578,6 @@ fn a_pod_full_of_addresses_in_use_is_not_looked_at_for_each_answer() {
     }
 }
 
-/// The pod as a restart leaves it that has no name of these addresses.
-fn with_nameless(rules: &[Rule], nameless: u32) -> Node {
-    let mut before = Node::with(rules);
-    let told = addresses(5000, nameless);
-    before.answer("p1", "www.example.com", &told, 3600);
-    before.pass(Duration::from_secs(1));
-    let mut node = after_restart(&mut before, &[], rules);
-    node.pass(Duration::from_secs(1));
-    assert_eq!(node.destinations().len(), nameless as usize);
-    assert_eq!(node.engine.told.cache.name_count(), 0);
-    node
-}
-
-/// An address without a name is not denied, and gives way for no name.
-#[test]
-fn a_pod_full_of_denied_names_is_not_looked_at_for_each_address_though_one_has_no_name() {
-    let rules = [deny("bad.test"), allow("example.com"), deny_all()];
-    for nameless in 0..2 {
-        let mut node = with_nameless(&rules, nameless);
-        node.engine.told.cache.limits_mut().addresses_per_port_max = 64;
-        for name in 0..4 {
-            let name = format!("n{name}.bad.test");
-            node.answer("p1", &name, &addresses(0, 32), 3600);
-        }
-        let before = looks(&node);
-        node.answer("p1", "further.bad.test", &addresses(1000, 32), 3600);
-        assert_eq!(node.engine.counters().addresses_refused, 32);
-        assert_eq!(looks(&node) - before, 1, "{nameless} without a name");
-        node.engine.told.cache.check();
-        // One that is not denied any more gives way.
-        let released = [allow("bad.test"), deny("worse.test"), deny_all()];
-        node.set_firewall(&released);
-        node.set_ovn(&released);
-        node.answer("p1", "worse.test", &addresses(0x10_0000, 1), 600);
-        assert!(node.destinations().contains("11.16.0.0"));
-    }
-}
-
 /// In a full node, a known address asks for room for a name as well.
 #[test]
 fn a_pod_in_a_full_node_is_not_looked_at_for_each_address_of_an_answer() {
@@ -632,36 +594,6 @@ fn a_pod_in_a_full_node_is_not_looked_at_for_each_address_of_an_answer() {
         assert_eq!(node.engine.counters().addresses_refused, refused);
         let most = 1 + usize::from(known > 0);
         assert_eq!(looks(&node) - before, most, "{known} known");
-        node.engine.told.cache.check();
-    }
-}
-
-/// A pod has all names that it may have, and addresses without a name out of use. An address that comes takes the place of
-/// one that has a name.
-#[test]
-fn addresses_without_a_name_leave_a_pod_no_room_for_more_names() {
-    let rules = [allow("example.com"), deny_all()];
-    for is_in_use in [false, true] {
-        let mut node = with_nameless(&rules, 64);
-        node.engine.told.cache.limits_mut().addresses_per_port_max = 128;
-        for name in ["a", "b", "c", "d"] {
-            let name = format!("{name}.example.com");
-            node.answer("p1", &name, &addresses(0, 64), 3600);
-        }
-        let nameless = addresses(5000, 64).into_iter().map(IpAddr::from);
-        let nameless: BTreeSet<IpAddr> = nameless.collect();
-        for (key, (_, packets)) in &mut node.switch {
-            let dst = key.matches.ends.dst().expect("no group");
-            *packets += u64::from(is_in_use && !nameless.contains(&dst));
-        }
-        node.pass(COMPARE_INTERVAL);
-        node.answer("p1", "e.example.com", &addresses(1000, 32), 3600);
-        let new = addresses(1000, 32).into_iter();
-        let new = new.filter(|new| {
-            node.destinations()
-                .contains(&Ipv4Addr::from(*new).to_string())
-        });
-        assert_eq!(new.count(), if is_in_use { 0 } else { 32 });
         node.engine.told.cache.check();
     }
 }

@@ -507,7 +507,7 @@ fn check_groups(node: &mut Node) {
         };
         for (address, entry) in told.cache.port(id).entries.iter() {
             let group = entry.installed.group().filter(|_| {
-                let is_whole = entry.adopted.is_none() && entry.cut.is_none();
+                let is_whole = entry.cut.is_none();
                 is_whole && entry.installed.is_by_mark_alone()
             });
             let Some(group) = group else {

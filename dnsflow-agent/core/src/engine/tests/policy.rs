@@ -1,6 +1,6 @@
 //! Rules that come, go and change, and what OVN makes of them.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use super::{
     reports::{Told, set_firewall_of_ns2},

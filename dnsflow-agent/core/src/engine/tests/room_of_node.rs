@@ -10,7 +10,7 @@ use super::{
     starts::{carry_out_until_dump, edit, is_open, is_open_at_all},
     *,
 };
-use crate::{cache::snapshot::Saved, values::limits::UNKNOWN_MAX};
+use crate::{cache::journal::Saved, values::limits::UNKNOWN_MAX};
 
 /// Limits of the node in these tests: of names, and of flows that all addresses have of their own. Each further address
 /// has two more, open ones a quarter of the first, and each denied name has one beyond.
@@ -373,7 +373,7 @@ fn read_bindings(node: &mut Node, pods: &[(u8, String)], rules: &[Rule]) {
 /// snapshot or without.
 #[test]
 fn a_start_closes_nothing_because_another_pod_has_filled_the_node() {
-    for (is_filled, has_snapshot) in [(false, true), (true, true), (false, false), (true, false)] {
+    for (is_filled, has_snapshot) in [(false, true), (true, true)] {
         let rules = [many(allow("many.test"), 50), deny_all()];
         let mut before = node(WAYS[0], &rules);
         // Its interface is the first one.
@@ -442,7 +442,7 @@ fn a_start_behind_an_edit_closes_nothing_in_a_full_node() {
         let saved = before.engine.saved(before.now);
         let mut node = started(&mut before, &[], config(WAYS[0]));
         node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-        node.engine.load_snapshot(saved, node.now);
+        node.engine.load(saved, node.now);
         let pods = [(4, "p0".to_owned()), (5, "p1".to_owned())];
         let rules = if is_edited { &moved[..] } else { &rules[..] };
         read_all(&mut node, &before, &pods, rules);
@@ -471,7 +471,7 @@ fn a_start_closes_nothing_in_a_full_node_though_marks_are_refused() {
         let saved = before.engine.saved(before.now);
         let mut node = started(&mut before, &[], config(WAYS[1]));
         node.refuses_marks = true;
-        node.engine.load_snapshot(saved, node.now);
+        node.engine.load(saved, node.now);
         let pods = [(6, "p2"), (7, "p3"), (8, "p4"), (5, "p1")];
         let pods = pods.map(|(host, pod)| (host, pod.to_owned()));
         node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
@@ -526,7 +526,7 @@ fn next_agent_with(
     let mut node = started(before, &[], config(way));
     node.refuses_marks = refuses_marks;
     node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-    node.engine.load_snapshot(saved, node.now);
+    node.engine.load(saved, node.now);
     let pods: Vec<(u8, String)> = pods
         .iter()
         .map(|(host, pod)| (*host, (*pod).to_owned()))
@@ -584,8 +584,6 @@ fn a_logical_port_that_comes_back_has_its_ports_though_marks_are_refused() {
 enum Happens {
     /// The agent starts anew, and another plan gets the number.
     Start,
-    /// The same. The snapshot does not have the address.
-    StartWithoutName,
     /// A name of another allowed rule leads to the address as well.
     FurtherName,
     /// An edit adds a port to the rule.
@@ -609,7 +607,6 @@ fn a_marked_address_of_a_full_node_does_not_close_though_no_number_is_left() {
     let mut closed = Vec::new();
     for happens in [
         Happens::Start,
-        Happens::StartWithoutName,
         Happens::FurtherName,
         Happens::Edit,
         Happens::Denial,
@@ -627,11 +624,8 @@ fn a_marked_address_of_a_full_node_does_not_close_though_no_number_is_left() {
             }
             node.pass(Duration::from_secs(5));
             match happens {
-                Happens::Start | Happens::StartWithoutName => {
-                    let mut saved = node.engine.saved(node.now);
-                    if matches!(happens, Happens::StartWithoutName) {
-                        saved.entries.retain(|entry| &*entry.port != "ns1_p1");
-                    }
+                Happens::Start => {
+                    let saved = node.engine.saved(node.now);
                     let pods = [&OTHERS[..], &[(5, "p1")]].concat();
                     node = next_agent_with(&mut node, saved, ONE_NUMBER, &pods, &rules(50));
                     node.pass(2 * COMPARE_INTERVAL);
@@ -709,50 +703,6 @@ fn flows_of_all_pods_have_a_limit_though_marks_come_to_be_flows() {
     }
 }
 
-/// A pod has addresses by marks, with the only number. The next agent starts with the snapshot, or without, so that no name
-/// of them is known. Then a second rule goes: the addresses have another group, for which no number is left.
-fn marks_come_to_be_flows(addresses: &[[u8; 4]], names_max: usize, has_snapshot: bool) -> Node {
-    let name = || many(allow("many.test"), 50);
-    let former = [name(), many(allow("test"), 1), deny_all()];
-    let rules = [name(), deny_all()];
-    let mut before = node(ONE_NUMBER, &former);
-    before.answer("p1", "many.test", addresses, 3600);
-    before.pass(Duration::from_secs(30));
-    let saved = match has_snapshot {
-        true => before.engine.snapshot(before.now),
-        false => Vec::new(),
-    };
-    let mut node = started(&mut before, &saved, config(ONE_NUMBER));
-    node.engine.told.cache.limits_mut().names_per_node_max = names_max;
-    let mut node = read_but_southbound(node, &before, &former);
-    node.give(Input::Sb(southbound(&node, &former)));
-    node.pass(Duration::from_secs(30));
-    assert_eq!((node.marks.len(), own(&node)), (addresses.len(), 0));
-    edit(&mut node, &rules);
-    node.pass(Duration::from_secs(30));
-    node.engine.told.cache.check();
-    node
-}
-
-/// Twice as many flows as names, as many again, and a quarter of the first.
-#[test]
-fn flows_of_all_pods_have_a_limit_though_marks_without_names_come_to_be_flows() {
-    for has_snapshot in [true, false] {
-        let node = marks_come_to_be_flows(&addresses(0, 40), 100, has_snapshot);
-        let (flows, most) = (own(&node), 2 * 2 * 100 + 100 / 2);
-        assert!(flows > 0 && flows <= most, "{has_snapshot}: {flows}");
-    }
-}
-
-/// The node has room for no further flow, but for those of what is open.
-#[test]
-fn an_open_address_without_a_name_does_not_close_though_no_number_is_left() {
-    for names_max in [100, NAMES] {
-        let node = marks_come_to_be_flows(&[ADDRESS], names_max, false);
-        assert_eq!(open_addresses(&node), 1, "{names_max}");
-    }
-}
-
 /// A rule has moved while no agent ran. With room for all flows or not, the first comparison removes and adds them in
 /// parts.
 #[test]
@@ -772,7 +722,7 @@ fn the_first_comparison_of_a_full_node_removes_no_more_flows_than_it_looks_at() 
         let mut node = started(&mut before, &[], config(WAYS[0]));
         let limits = node.engine.told.cache.limits_mut();
         (limits.addresses_per_port_max, limits.names_per_node_max) = (100_000, names);
-        node.engine.load_snapshot(saved, node.now);
+        node.engine.load(saved, node.now);
         let pods = [(5, "p1".to_owned())];
         read_interfaces(&mut node, &before, &pods, &moved);
         node.waiting = Some(VecDeque::new());
@@ -931,7 +881,7 @@ fn a_start_brings_no_more_flows_than_the_node_may_have() {
         let saved = before.engine.saved(before.now);
         let mut node = started(&mut before, &[], config(WAYS[0]));
         node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-        node.engine.load_snapshot(saved, node.now);
+        node.engine.load(saved, node.now);
         read_all(&mut node, &before, &pods, &rules);
         node.pass(2 * COMPARE_INTERVAL);
         node.engine.told.cache.check();
@@ -951,7 +901,7 @@ fn a_start_plans_no_more_flows_than_the_node_may_have() {
     let saved = before.engine.saved(before.now);
     let mut node = started(&mut before, &[], config(WAYS[0]));
     node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-    node.engine.load_snapshot(saved, node.now);
+    node.engine.load(saved, node.now);
     node.switch_answers = false;
     read_all(&mut node, &before, &pods, &rules);
     let planned = node.engine.flow_count();
@@ -972,7 +922,7 @@ fn a_start_closes_nothing_because_the_pod_has_many_flows() {
     let mut node = started(&mut before, &[], config(WAYS[0]));
     let limits = node.engine.told.cache.limits_mut();
     limits.addresses_per_port_max = ADDRESSES as usize;
-    node.engine.load_snapshot(saved, node.now);
+    node.engine.load(saved, node.now);
     let mut node = read_but_southbound(node, &before, &rules);
     node.give(Input::Sb(southbound(&node, &rules)));
     node.pass(2 * COMPARE_INTERVAL);
@@ -1320,44 +1270,5 @@ fn an_edit_that_makes_room_opens_all_ports_whoever_is_planned_first() {
         let own = own_of(&node, host);
         let whole = own.values().filter(|own| **own == 50).count();
         assert_eq!(whole, 10, "{pod}: {own:?}");
-    }
-}
-
-/// The node has as many names as it may have, and an address whose name is not known. It gives way for no further name,
-/// but for an address.
-#[test]
-fn an_address_without_a_name_gives_way_for_no_name() {
-    const NAMES: usize = 6;
-    let rules = [allow("example.com"), deny_all()];
-    for is_saved in [true, false] {
-        let mut before = node(WAYS[0], &rules);
-        before.answer("p1", "example.com", &[ADDRESS], 3600);
-        let saved = match is_saved {
-            true => before.engine.saved(before.now),
-            false => Saved::default(),
-        };
-        let mut node = started(&mut before, &[], config(WAYS[0]));
-        node.engine.load_snapshot(saved, node.now);
-        let mut node = read_but_southbound(node, &before, &rules);
-        node.give(Input::Sb(southbound(&node, &rules)));
-        node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-        node.pass(Duration::from_secs(30));
-        assert!(is_open(&node, ADDRESS, 0));
-        let tell = |node: &mut Node, at: u32| {
-            let name = format!("n{at}.example.com");
-            node.answer("p1", &name, &addresses(at, 1), 3600);
-        };
-        for at in 0..NAMES as u32 + 1 {
-            tell(&mut node, at);
-        }
-        let names = node.engine.told.cache.name_count();
-        assert!(names <= NAMES, "saved: {is_saved}: {names} of {NAMES}");
-        if !is_saved {
-            assert!(is_open(&node, ADDRESS, 0));
-            let limits = node.engine.told.cache.limits_mut();
-            (limits.addresses_per_port_max, limits.names_per_node_max) = (NAMES, 100);
-            tell(&mut node, 100);
-            assert!(!is_open(&node, ADDRESS, 0));
-        }
     }
 }

@@ -99,7 +99,10 @@ fn after_a_restart_sentinels_have_the_time_that_flows_are_kept_now() {
         keep_flows_s: 60,
         ..Config::default()
     };
-    let mut after = restart::after_restart_with(&mut before, &[], &rules, config);
+    let mut after = {
+        let saved = before.engine.snapshot(before.now);
+        restart::after_restart_with(&mut before, &saved, &rules, config)
+    };
     let written = changes(&mut after);
     let is_added = |change: &FlowChange| match change {
         FlowChange::Add(added, body) => {

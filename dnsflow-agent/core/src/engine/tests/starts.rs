@@ -131,20 +131,6 @@ fn a_mark_is_not_adopted_by_flows_that_this_run_has_written() {
     }
 }
 
-/// The flows of a group of the former run are removed by a first comparison that does not judge its marks.
-#[test]
-fn marks_are_adopted_though_a_first_comparison_that_does_not_look_at_all_flows_has_seen_theirs() {
-    for others in [1, UNKNOWN_MAX] {
-        let rules = [allow("example.com"), deny_all()];
-        let mut before = node(WAYS[1], &rules);
-        before.answer("p1", "www.example.com", &[ADDRESS], 600);
-        leave_flows(&mut before, others, false);
-        let mut node = after_restart_with(&mut before, &[], &rules, config(WAYS[1]));
-        node.pass(Duration::from_secs(1));
-        assert!(is_open(&node, ADDRESS, 0), "{others} flows");
-    }
-}
-
 /// The connection is there again. A dump has shown a flow when an edit closes its address, or OVN denies it in the same
 /// place: the batch of the edit is not sent, and the comparison does not find the flow.
 #[test]
@@ -252,22 +238,6 @@ fn no_mark_that_no_snapshot_knows_meets_the_flows_of_another_plan() {
             }
         }
     }
-}
-
-/// A mark that no snapshot knows is adopted, and its address gets flows of its own, because another plan has the number
-/// already. The kernel marks with it until the next reading.
-#[test]
-fn a_mark_whose_address_gets_flows_goes_before_another_plan_has_its_number() {
-    let rules = [allow("example.com"), allow("other.test"), deny_all()];
-    let mut before = node(ONE_NUMBER, &rules);
-    before.answer("p1", "example.com", &[ADDRESS], 600);
-    before.answer("p1", "other.test", &[OTHER], 600);
-    let mut saved = before.engine.snapshot(before.now);
-    saved.retain(|saved| saved.address == IpAddr::from(OTHER));
-    let mut after = after_restart_with(&mut before, &saved, &rules, config(ONE_NUMBER));
-    assert!(is_open(&after, ADDRESS, 0));
-    after.pass(COMPARE_INTERVAL / 2);
-    assert!(!is_open(&after, ADDRESS, 1), "by the rule of the other one");
 }
 
 /// A rule has moved while no agent ran. By flows, the address stays open. By marks, the flows of its former group go
@@ -692,7 +662,7 @@ fn inherited_behind_a_first_comparison(are_removed: bool) -> usize {
     let begin = |before: &mut Node| {
         let saved = before.engine.saved(before.now);
         let mut node = started(before, &[], Config::default());
-        node.engine.load_snapshot(saved, node.now);
+        node.engine.load(saved, node.now);
         node.pods = [(new.0.to_owned(), ROWS[1])].into();
         give_interfaces(&mut node, true, ROWS[1], Some(new));
         read_rules(&mut node, &rules);

@@ -6,14 +6,13 @@ use super::{
     edits::{WAYS, node},
     hostile::places,
     limits::many,
-    restart::{read_but_southbound, southbound, started},
     starts::{is_dump, is_open, is_open_at_all},
     *,
 };
 use crate::{
     ovn::rows::Encapsulation,
     policy::plan::keys_of,
-    values::limits::{CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, REMOVALS_WAITING_MAX, UNKNOWN_MAX},
+    values::limits::{CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, REMOVALS_WAITING_MAX},
 };
 
 /// The dump that the engine has asked for comes before all else that waits.
@@ -27,37 +26,6 @@ fn compare(node: &mut Node) {
             return;
         }
         node.pass(Duration::from_secs(1));
-    }
-}
-
-/// Marks that no snapshot knows are adopted by the flows of their numbers. A pod has left more flows than one comparison
-/// looks at.
-#[test]
-fn marks_are_adopted_though_the_first_comparison_does_not_look_at_all_flows() {
-    for others in [1, UNKNOWN_MAX] {
-        let rules = [allow("example.com"), deny_all()];
-        let mut before = node(WAYS[1], &rules);
-        before.answer("p1", "www.example.com", &[ADDRESS], 600);
-        let (key, (cookie, _)) = before
-            .of_rules()
-            .next()
-            .map(|key| (key.clone(), before.switch[key]))
-            .expect("its flow");
-        for other in 0..others as u32 {
-            let mut key = key.clone();
-            key.matches.ends = Addresses::V4 {
-                src: [10, 244, 0, 99].into(),
-                dst: Ipv4Addr::from(0x0b00_0000 + other),
-            }
-            .into();
-            before.switch.insert(key, (cookie, 0));
-        }
-        let mut node = started(&mut before, &[], edits::config(WAYS[1]));
-        node.log.clear();
-        let mut node = read_but_southbound(node, &before, &rules);
-        node.give(Input::Sb(southbound(&node, &rules)));
-        node.pass(Duration::from_secs(1));
-        assert_eq!(node.marks.len(), 1, "{others} flows");
     }
 }
 
@@ -139,40 +107,6 @@ fn what_has_ended_is_closed_when_the_address_comes_to_be_refused() {
             node.carry_out_next();
         }
         assert!(!node.destinations().contains("203.0.113.1"), "{waits}");
-    }
-}
-
-/// Flows that no snapshot knows are adopted. A pod has left more flows than one comparison looks at, and stands before
-/// all others in the dump.
-#[test]
-fn flows_are_adopted_though_the_first_comparison_does_not_look_at_all_of_them() {
-    for others in [1, UNKNOWN_MAX] {
-        let rules = [allow("example.com"), deny_all()];
-        let mut before = node(None, &rules);
-        before.answer("p1", "www.example.com", &[ADDRESS], 600);
-        let key = before.of_rules().next().cloned().expect("its flow");
-        for other in 0..others as u32 {
-            let mut key = key.clone();
-            key.priority -= 1;
-            key.matches.registers = std::sync::Arc::default();
-            key.matches.ends = Addresses::V4 {
-                src: [10, 244, 0, 99].into(),
-                dst: Ipv4Addr::from(0x0b00_0000 + other),
-            }
-            .into();
-            before.switch.insert(key, (Cookie::new(0x1234), 0));
-        }
-        let mut node = started(&mut before, &[], edits::config(None));
-        node.log.clear();
-        let mut node = read_but_southbound(node, &before, &rules);
-        node.waiting = Some(VecDeque::new());
-        node.give(Input::Sb(southbound(&node, &rules)));
-        for _ in 0..64 {
-            if !node.carry_out_next() {
-                node.pass(Duration::from_millis(100));
-            }
-            assert!(node.switch.contains_key(&key), "{others} flows");
-        }
     }
 }
 

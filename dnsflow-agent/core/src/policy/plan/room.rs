@@ -130,8 +130,6 @@ pub(super) struct Fitting {
     /// From the first rule of a set on that denies and does not fit, those that deny. The first of them in force denies
     /// all traffic, and so stands for all rules behind it.
     closing: MatchedRules,
-    /// Flows of an earlier run, whose names are not known.
-    former: Plan,
 }
 
 /// A flow and its rule, or a flow of an earlier run.
@@ -288,37 +286,6 @@ impl Planner {
         }
     }
 
-    /// Adds flows of an earlier run to the plan of these rules. No name of theirs is known. With less room than usual,
-    /// those for further traffic that allow are left out.
-    pub(crate) fn add_former(
-        &mut self,
-        (facts, to): (PortFacts<'_>, IpAddr),
-        matched: &[(usize, usize)],
-        (planned, former): (&mut Planned, &[Arc<FlowTemplate>]),
-        space: &Space,
-    ) {
-        let Planned {
-            plan, is_cut, own, ..
-        } = planned;
-        plan.extend_from_slice(former);
-        in_order(plan);
-        let count = plan.iter().filter(|flow| !flow.ends_marks()).count();
-        if space.room < Room::Usual && count > space.room.flows() {
-            let fitting = fitting(facts, to.is_ipv6(), (matched, false));
-            let mut fitting = fitting.unwrap_or_else(|| Fitting {
-                whole: matched.into(),
-                ..Fitting::default()
-            });
-            fitting.former = former.to_vec();
-            *own = Some(self.in_space(facts, to, (fitting, *is_cut), space));
-        } else if let Some(own) = own {
-            own.plan.extend_from_slice(former);
-            in_order(&mut own.plan);
-        }
-        self.end_marks(facts, to, plan);
-        in_order(plan);
-    }
-
     fn of_fitting(&mut self, facts: PortFacts<'_>, to: IpAddr, fitting: &Fitting) -> Plan {
         let v6 = to.is_ipv6();
         let mut plan = Plan::new();
@@ -359,11 +326,6 @@ impl Planner {
                     .iter()
                     .map(|flow| (Some(*place), Arc::clone(flow))),
             );
-        }
-        if !fitting.former.is_empty() {
-            let known: HashSet<_> = all.iter().map(|(_, flow)| Arc::clone(flow)).collect();
-            let former = fitting.former.iter().filter(|flow| !known.contains(*flow));
-            all.extend(former.map(|flow| (None, Arc::clone(flow))));
         }
         // The flow with the highest priority decides.
         all.sort_by_key(|(_, flow)| Reverse(flow.priority));

@@ -170,11 +170,6 @@ impl Queues {
         queues.map(|(port, _)| *port).collect()
     }
 
-    /// The oldest batch that waits.
-    pub(super) fn first_batch(&self) -> Option<BatchId> {
-        self.batches.first().copied()
-    }
-
     /// The batches that wait.
     pub(super) fn into_batches(self) -> BTreeSet<BatchId> {
         self.batches

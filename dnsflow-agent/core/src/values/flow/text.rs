@@ -11,7 +11,6 @@ pub fn installed(flow: &InstalledFlow) -> String {
         cookie,
         packets,
         hard_timeout_s: _,
-        age: _,
     } = flow;
     let mut text = format!(
         "cookie={:#x}, table={}, n_packets={packets}, priority={}",

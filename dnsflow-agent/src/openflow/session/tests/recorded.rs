@@ -1,6 +1,6 @@
 //! The conversations recorded with Open vSwitch, played again.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
 use dnsflow_core::values::flow::{Addresses, Match};
 
@@ -56,7 +56,6 @@ fn installed(key: FlowKey) -> InstalledFlow {
         cookie: Cookie::new(1),
         packets: 0,
         hard_timeout_s: body().hard_timeout_s,
-        age: Duration::from_millis(1),
     }
 }
 

@@ -61,7 +61,11 @@ fn a_name_that_is_denied_counts_for_longer() {
     let mut names = Names::default();
     names.insert(name("a.test"), term(5));
     names.insert(name("b.test"), term(5));
-    names.deny(|denied, _| *denied == name("a.test"), Timestamp::default());
+    names.deny(
+        |denied, _| *denied == name("a.test"),
+        Timestamp::default(),
+        |_| {},
+    );
     let until = |names: &Names, text: &str| names.until(&name(text)).expect("it is known");
     assert_eq!(until(&names, "a.test"), term(5).deny_until);
     assert_eq!(until(&names, "b.test"), term(5).until);
@@ -73,7 +77,7 @@ fn a_name_that_is_denied_counts_for_longer() {
             ..term(5)
         },
     );
-    names.deny(|_, _| true, Timestamp::default());
+    names.deny(|_, _| true, Timestamp::default(), |_| {});
     assert_eq!(until(&names, "a.test"), term(1000).until);
 }
 
@@ -83,15 +87,18 @@ fn a_name_that_is_no_longer_denied_counts_as_long_as_its_answer() {
     let denied = || {
         let mut names = Names::default();
         names.insert(name("a.test"), term(50));
-        names.deny(|_, _| true, Timestamp::default());
+        names.deny(|_, _| true, Timestamp::default(), |_| {});
         assert_eq!(names.until(&name("a.test")), Some(at(150)));
         names
     };
     // Until when it counts, if it counts until then at least.
     for (released, until) in [(20, 50), (70, 70), (200, 150)] {
         let mut names = denied();
-        assert!(names.deny(|_, _| false, at(released)), "it may end earlier");
+        assert!(
+            names.deny(|_, _| false, at(released), |_| {}),
+            "it may end earlier"
+        );
         assert_eq!(names.until(&name("a.test")), Some(at(until)), "{released}");
-        assert!(!names.deny(|_, _| false, at(released)), "once");
+        assert!(!names.deny(|_, _| false, at(released), |_| {}), "once");
     }
 }

@@ -1,7 +1,7 @@
 //! An edit at any moment of a life: before a restart, while no agent runs, during the start, and after.
 //!
 //! The model knows what the pod was told, which of it the present agent can know, and each version of the rules. It
-//! knows nothing of plans, adoption or marks.
+//! knows nothing of plans or marks.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -20,11 +20,9 @@ enum Step {
     Use,
     /// Time passes, in seconds.
     Pass(u64),
-    /// The snapshot is written.
-    Save,
     /// The agent ends, and another one starts.
     Restart {
-        snapshot: Left,
+        has_journal: bool,
         /// In seconds.
         away: u64,
         /// The rules are edited while no agent runs.
@@ -32,16 +30,6 @@ enum Step {
         /// The rules are edited during the start.
         during: Option<(First, Vec<Rule>)>,
     },
-}
-
-/// The snapshot that the next agent reads.
-#[derive(Clone, Copy, Debug)]
-enum Left {
-    /// As it is at the end.
-    Now,
-    /// As it was last written.
-    Last,
-    Nothing,
 }
 
 fn rules() -> impl Strategy<Value = Vec<Rule>> {
@@ -68,9 +56,8 @@ fn first() -> impl Strategy<Value = First> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let left = prop_oneof![Just(Left::Now), Just(Left::Last), Just(Left::Nothing)];
     let restart = (
-        left,
+        proptest::bool::weighted(0.7),
         prop_oneof![Just(0), Just(30), Just(66)],
         proptest::option::of(rules()),
         proptest::option::of((first(), rules())),
@@ -80,9 +67,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (first(), rules()).prop_map(|(first, rules)| Step::Edit(first, rules)),
         2 => Just(Step::Use),
         2 => (1..25_u64).prop_map(Step::Pass),
-        1 => Just(Step::Save),
-        3 => restart.prop_map(|(snapshot, away, edited, during)| Step::Restart {
-            snapshot, away, edited, during,
+        3 => restart.prop_map(|(has_journal, away, edited, during)| Step::Restart {
+            has_journal, away, edited, during,
         }),
     ]
 }
@@ -104,7 +90,8 @@ struct Model {
     rules: Vec<Rule>,
     /// By name and address.
     told: BTreeMap<(usize, u8), Answered>,
-    /// Flows whose names the present agent cannot know, and whose rule may have been edited while no agent ran.
+    /// Flows whose names the present agent cannot know, and whose rule may have been edited while no agent ran: they stay
+    /// if the rule denies.
     excused: BTreeSet<Flow>,
 }
 
@@ -192,8 +179,9 @@ impl Model {
                 Ipv4Addr::from(address(*host)).to_string() == flow.0
                     && rule.is_some_and(|rule| is_for(rule, NAMES[*name]))
             });
+            let denies = rule.is_some_and(|rule| rule.action == RuleAction::Deny);
             assert!(
-                is_ruled || self.excused.contains(flow),
+                is_ruled || denies && self.excused.contains(flow),
                 "{step:?}: {flow:?} is open by {rule:?}"
             );
         }
@@ -235,7 +223,6 @@ fn run(way: Option<u32>, steps: Vec<Step>) {
         excused: BTreeSet::new(),
     };
     let mut node = node(way, &model.rules);
-    let mut last = (Vec::new(), BTreeSet::new(), node.now);
     for step in steps {
         match step.clone() {
             Step::Answer { name, host } => {
@@ -246,32 +233,26 @@ fn run(way: Option<u32>, steps: Vec<Step>) {
             Step::Edit(first, rules) => edit_by_steps(&mut node, &mut model, first, &rules, &step),
             Step::Use => use_all(&mut node),
             Step::Pass(seconds) => node.pass(Duration::from_secs(seconds)),
-            Step::Save => last = saved(&node, &model),
             Step::Restart {
-                snapshot,
+                has_journal,
                 away,
                 edited,
                 during,
             } => {
-                let (saved, known, at) = match snapshot {
-                    Left::Now => saved(&node, &model),
-                    Left::Last => last.clone(),
-                    Left::Nothing => (Vec::new(), BTreeSet::new(), node.now),
-                };
                 let away = Duration::from_secs(away);
-                let saved = aged(saved, node.now.since(at) + away);
-                let named = saved.iter().filter(|one| !one.names.is_empty());
-                let named: BTreeSet<String> = named.map(|one| one.address.to_string()).collect();
-                for (pair, told) in &mut model.told {
-                    told.is_known = known.contains(pair);
+                let mut saved = Some(node.engine.saved(node.now + away));
+                model.excused.clear();
+                if !has_journal {
+                    saved = None;
+                    model.excused = flows(&node);
+                    let answers = model.told.values_mut();
+                    answers.for_each(|told| told.is_known = false);
                 }
-                model.excused = flows(&node);
-                model.excused.retain(|(dst, _)| !named.contains(dst));
                 if let Some(rules) = &edited {
                     model.edit(rules, false);
                 }
                 node.now = node.now + away;
-                let after = started(&mut node, &saved, config(way));
+                let after = super::super::restart::started_with(&mut node, saved, config(way));
                 let mut after = read_but_southbound(after, &node, &model.rules);
                 let before = model.rules.clone();
                 match &during {
@@ -307,13 +288,6 @@ fn run(way: Option<u32>, steps: Vec<Step>) {
         model.check_least(&node, [&model.rules, &model.rules], &step);
         model.check_most(&node, &step);
     }
-}
-
-/// The snapshot, what it knows, and when it was written.
-fn saved(node: &Node, model: &Model) -> (Vec<SavedEntry>, BTreeSet<(usize, u8)>, Timestamp) {
-    let known = model.told.iter().filter(|(_, told)| told.is_known);
-    let known = known.map(|(pair, _)| *pair).collect();
-    (node.engine.snapshot(node.now), known, node.now)
 }
 
 proptest! {

@@ -1,0 +1,308 @@
+//! The journal: what pods were told, for the next agent.
+//!
+//! Flows and marks outlive the agent, and names decide over them. So each change of a name is a [`Record`], which is
+//! given out before the commands that follow from the change, and is written before they are carried out. The next
+//! agent folds the records ([`Folding`]) and so knows each name behind a flow or a mark that it finds.
+//!
+//! The records of all that lives are given out in parts, one for each port ([`Parts`]): with them a new file begins.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::{
+    Timestamp,
+    values::{ids::PortId, limits::TERM_SLOT_S, name::DomainName},
+};
+
+/// A change that the next agent has to know.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Record {
+    /// A port has this number from now on.
+    Port {
+        /// The number.
+        number: PortId,
+        /// The logical port (`iface-id`).
+        name: Arc<str>,
+        /// The pod's UID (`iface-id-ver`).
+        pod: Option<Arc<str>>,
+    },
+    /// The port with this name is gone, with all of its names.
+    PortGone(Arc<str>),
+    /// An address has a name for this time.
+    Name {
+        /// The port that was told.
+        port: PortId,
+        /// The address.
+        address: IpAddr,
+        /// The name.
+        name: DomainName,
+        /// For how long.
+        term: RecordedTerm,
+    },
+    /// An address has a name no longer.
+    NameGone {
+        /// The port that was told.
+        port: PortId,
+        /// The address.
+        address: IpAddr,
+        /// The name.
+        name: DomainName,
+    },
+    /// The kernel opens by rules with this hash in a namespace; `None` while an edit is under way.
+    Rules {
+        /// The namespace.
+        namespace: Arc<str>,
+        /// The hash of its rules in their places.
+        hash: Option<u64>,
+    },
+}
+
+/// How long a name counts for an address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RecordedTerm {
+    /// A name that no rule denies counts until then.
+    pub until: Timestamp,
+    /// A name that a rule denies counts until then at least.
+    pub deny_until: Timestamp,
+    /// Whether a rule denies the name.
+    pub is_denied: bool,
+}
+
+impl RecordedTerm {
+    /// Whether a term is recorded as this one: each answer prolongs terms, and is not worth a record.
+    pub(super) fn is_alike(self, other: Self) -> bool {
+        let slot = |time: Timestamp| time.since(Timestamp::default()).as_secs() / TERM_SLOT_S;
+        let of = |term: Self| (slot(term.until), slot(term.deny_until), term.is_denied);
+        of(self) == of(other)
+    }
+}
+
+/// What an earlier run has left.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Saved {
+    /// The hashes of its rules, by namespace.
+    pub rules: BTreeMap<Arc<str>, u64>,
+    /// Its ports.
+    pub ports: BTreeSet<Arc<str>>,
+    /// Its entries.
+    pub entries: Vec<SavedEntry>,
+}
+
+/// The names of one address of one port.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SavedEntry {
+    /// The logical port (`iface-id`). The entries of a port share the text.
+    pub port: Arc<str>,
+    /// The pod's UID (`iface-id-ver`): another pod under the same name inherits nothing.
+    pub pod: Option<Arc<str>>,
+    /// The address.
+    pub address: IpAddr,
+    /// The names that lead to it.
+    pub names: Vec<SavedName>,
+}
+
+/// A name, and the time for which it still counts.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SavedName {
+    /// The name.
+    pub name: DomainName,
+    /// The time that is left for the name.
+    pub rest: Duration,
+    /// The least time that is left if a rule denies the name.
+    pub deny_rest: Duration,
+    /// Whether a rule denies the name.
+    pub is_denied: bool,
+}
+
+impl SavedName {
+    /// The term of a name that was taken over at `loaded_at`.
+    pub(super) fn term(&self, loaded_at: Timestamp) -> RecordedTerm {
+        RecordedTerm {
+            until: loaded_at + self.rest,
+            deny_until: loaded_at + self.deny_rest,
+            is_denied: self.is_denied,
+        }
+    }
+}
+
+/// The records so far, put together.
+#[derive(Debug, Default)]
+pub struct Folding {
+    names: HashMap<PortId, Arc<str>>,
+    ports: BTreeMap<Arc<str>, FoldedPort>,
+    rules: BTreeMap<Arc<str>, u64>,
+}
+
+/// What a port was told.
+#[derive(Debug)]
+struct FoldedPort {
+    pod: Option<Arc<str>>,
+    terms: BTreeMap<(IpAddr, DomainName), RecordedTerm>,
+}
+
+impl Folding {
+    /// Takes the next record. One about a port without a number is about nothing that is known.
+    pub fn take(&mut self, record: Record) {
+        match record {
+            Record::Port { number, name, pod } => {
+                self.names.insert(number, Arc::clone(&name));
+                let port = self.ports.entry(name).or_insert_with(|| FoldedPort {
+                    pod: None,
+                    terms: BTreeMap::new(),
+                });
+                // Another pod under the same name inherits nothing.
+                if port.pod != pod {
+                    port.terms.clear();
+                    port.pod = pod;
+                }
+            }
+            Record::PortGone(name) => {
+                self.ports.remove(&name);
+            }
+            Record::Name {
+                port,
+                address,
+                name,
+                term,
+            } => {
+                if let Some(port) = self.port(port) {
+                    port.terms.insert((address, name), term);
+                }
+            }
+            Record::NameGone {
+                port,
+                address,
+                name,
+            } => {
+                if let Some(port) = self.port(port) {
+                    port.terms.remove(&(address, name));
+                }
+            }
+            Record::Rules { namespace, hash } => match hash {
+                Some(hash) => drop(self.rules.insert(namespace, hash)),
+                None => drop(self.rules.remove(&namespace)),
+            },
+        }
+    }
+
+    fn port(&mut self, number: PortId) -> Option<&mut FoldedPort> {
+        self.ports.get_mut(self.names.get(&number)?)
+    }
+
+    /// What has been left, at this time.
+    pub fn end(self, now: Timestamp) -> Saved {
+        let mut entries: Vec<SavedEntry> = Vec::new();
+        let ports = self.ports.keys().cloned().collect();
+        for (port, FoldedPort { pod, terms }) in self.ports {
+            for ((address, name), term) in terms {
+                let name = SavedName {
+                    name,
+                    rest: term.until.since(now),
+                    deny_rest: term.deny_until.since(now),
+                    is_denied: term.is_denied,
+                };
+                match entries.last_mut() {
+                    Some(entry) if entry.port == port && entry.address == address => {
+                        entry.names.push(name);
+                    }
+                    _ => entries.push(SavedEntry {
+                        port: Arc::clone(&port),
+                        pod: pod.clone(),
+                        address,
+                        names: vec![name],
+                    }),
+                }
+            }
+        }
+        Saved {
+            rules: self.rules,
+            ports,
+            entries,
+        }
+    }
+}
+
+/// The parts of all that lives, as far as they were given out ([`Engine::next_part`]).
+///
+/// [`Engine::next_part`]: crate::engine::Engine::next_part
+#[derive(Debug, Default)]
+pub struct Parts {
+    /// Whether the rules were given out.
+    pub(super) has_rules: bool,
+    /// The last port that was given out, if any. A port that comes meanwhile has a greater number.
+    pub(super) port: Option<PortId>,
+    /// The last of the ports that have not come yet, if any was given out.
+    pub(super) awaited: Option<Arc<str>>,
+    /// How many of these were given out. They have numbers that no port gets.
+    pub(super) awaited_count: u32,
+}
+
+/// The records of a turn, and the facts that they are made of.
+#[derive(Debug, Default)]
+pub(crate) struct Journal {
+    records: Vec<Record>,
+    /// The hashes of rules that were recorded last.
+    rules: BTreeMap<Arc<str>, u64>,
+}
+
+impl Journal {
+    /// There is no record yet. An earlier run has left these hashes.
+    pub(super) fn of(rules: BTreeMap<Arc<str>, u64>) -> Self {
+        Self {
+            records: Vec::new(),
+            rules,
+        }
+    }
+
+    /// A record of this turn.
+    pub(super) fn note(&mut self, record: Record) {
+        self.records.push(record);
+    }
+
+    /// The rules of a namespace may be others: until the kernel is told, nobody knows by which ones it opens.
+    pub(crate) fn rules_change(&mut self, namespace: &str) {
+        if let Some((namespace, _)) = self.rules.remove_entry(namespace) {
+            self.note(Record::Rules {
+                namespace,
+                hash: None,
+            });
+        }
+    }
+
+    /// Whether the rules of a namespace are recorded.
+    pub(crate) fn has_rules(&self, namespace: &str) -> bool {
+        self.rules.contains_key(namespace)
+    }
+
+    /// The kernel opens by rules with this hash.
+    pub(crate) fn rules_are_in_force(&mut self, namespace: &str, hash: u64) {
+        let namespace: Arc<str> = namespace.into();
+        self.rules.insert(Arc::clone(&namespace), hash);
+        self.note(Record::Rules {
+            namespace,
+            hash: Some(hash),
+        });
+    }
+
+    /// The records of all rules.
+    pub(super) fn of_rules(&self) -> Vec<Record> {
+        let rules = self.rules.iter();
+        let rules = rules.map(|(namespace, hash)| Record::Rules {
+            namespace: Arc::clone(namespace),
+            hash: Some(*hash),
+        });
+        rules.collect()
+    }
+
+    /// Takes the records out.
+    pub(super) fn take(&mut self) -> Vec<Record> {
+        std::mem::take(&mut self.records)
+    }
+}
+
+#[cfg(test)]
+mod tests;
