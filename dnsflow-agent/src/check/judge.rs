@@ -69,6 +69,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         Ok(vswitch) => {
             findings.push(interfaces(vswitch));
             findings.push(qdiscs(&vswitch.interfaces, attach));
+            findings.push(hooks(&vswitch.interfaces));
             findings.push(offload(vswitch));
         }
         Err(reason) => findings.push(Finding::failed(
@@ -253,6 +254,38 @@ fn qdiscs(interfaces: &[PodInterface], attach: Option<AttachKind>) -> Finding {
              with TCX",
         ),
     }
+}
+
+fn hooks(interfaces: &[PodInterface]) -> Finding {
+    const CHECK: &str = "hooks";
+    let unknown = interfaces
+        .iter()
+        .find_map(|interface| interface.in_front.as_ref().err());
+    if let Some(reason) = unknown {
+        return Finding::warning(
+            CHECK,
+            format!("the kernel does not list the TC programs on the interfaces of pods: {reason}"),
+            "run with CAP_NET_ADMIN",
+        );
+    }
+    let behind = interfaces.iter().filter_map(|interface| {
+        let others = interface.in_front.as_ref().ok()?;
+        let others = (!others.is_empty()).then(|| others.join(", "))?;
+        Some(format!("{} ({others})", interface.port))
+    });
+    let behind: Vec<String> = behind.collect();
+    if behind.is_empty() {
+        return Finding::ok(CHECK, "no program of others is known in front of dnsflow's");
+    }
+    Finding::warning(
+        CHECK,
+        format!(
+            "programs of others are in front of dnsflow's, and may keep packets from them: {}",
+            list(&behind)
+        ),
+        "have them attach behind the first program (`bpftool net` lists all); the agent takes the first place again \
+         once in five minutes at most",
+    )
 }
 
 fn offload(vswitch: &Vswitch) -> Finding {
