@@ -111,6 +111,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         }
     }
     findings.extend(wider_rules(firewalls, *subdomains));
+    findings.extend(wildcards(firewalls));
     findings.extend(denials_alone(firewalls, nb.as_ref().ok()));
     findings
 }
@@ -523,6 +524,30 @@ fn wider_rules(firewalls: &Firewalls, by_option: bool) -> Option<Finding> {
             "subdomains",
             format!(
                 "{} by dnsName{}, also for all sub-domains, and with ovn-kubernetes alone for the exact name: {}",
+                counted(count),
+                among(firewalls),
+                list_of(&rules, RULES_MAX)
+            ),
+        )
+    })
+}
+
+/// The rules with a wildcard, whose depth people know otherwise from other products.
+fn wildcards(firewalls: &Firewalls) -> Option<Finding> {
+    let rules = rules(firewalls, |_, _, rule| match &rule.destination {
+        Destination::Name(name) if name.is_wildcard() => Some(name),
+        _ => None,
+    });
+    let count = rules.len();
+    (count > 0).then(|| Finding {
+        remedy: Some(format!(
+            "for names at any depth, write the name without `*.` in an EgressFirewall with sub-domains (--subdomains, \
+             or the annotation {SUBDOMAINS_ANNOTATION}: \"true\")"
+        )),
+        ..Finding::ok(
+            "wildcards",
+            format!(
+                "{} by wildcard{}, for names with exactly one more label, as with ovn-kubernetes alone: {}",
                 counted(count),
                 among(firewalls),
                 list_of(&rules, RULES_MAX)

@@ -648,6 +648,24 @@ fn rules_that_stand_for_more_names_than_before_are_listed() {
 }
 
 #[test]
+fn rules_with_a_wildcard_are_listed_with_their_depth() {
+    use RuleAction::{Allow, Deny};
+    let rules = [
+        (Allow, "example.com"),
+        (Allow, "*.example.net"),
+        (Deny, "0.0.0.0/0"),
+    ];
+    assert_eq!(
+        sound_text(with_rules(&rules), "wildcards"),
+        "1 rule by wildcard, for names with exactly one more label, as with ovn-kubernetes alone: ns1 rule 1 \
+         (*.example.net)"
+    );
+    let mut facts = sound();
+    with_rules(&rules[..1])(&mut facts);
+    assert!(judge(&facts).iter().all(|one| one.check != "wildcards"));
+}
+
+#[test]
 fn a_deny_by_name_without_a_deny_of_all_addresses_behind_is_told() {
     use RuleAction::{Allow, Deny};
     let alone = with_rules(&[(Deny, "bad.example"), (Allow, "example.com")]);
