@@ -7,6 +7,9 @@ use aya::programs::TcAttachType;
 
 use super::{program::AttachKind, qdisc, tcx};
 
+/// So many programs at a hook are named: there can be thousands of filters.
+const NAMED_MAX: usize = 5;
+
 /// A program at a hook, or a filter of another kind than `bpf`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct AtHook {
@@ -78,4 +81,39 @@ pub(super) fn in_front(
     let own = programs.iter().position(is_own)?;
     programs.truncate(own);
     Some(programs)
+}
+
+/// The first programs of a hook, for people, and the number of the others.
+pub(super) fn texts(programs: &[AtHook]) -> Vec<String> {
+    let named = programs.iter().take(NAMED_MAX).map(ToString::to_string);
+    let further = programs.len().saturating_sub(NAMED_MAX);
+    let further = (further > 0).then(|| format!("{further} more"));
+    named.chain(further).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_programs_are_named_and_the_others_counted() {
+        let programs = |count: u32| {
+            let programs = (1..=count).map(|id| AtHook {
+                hook: TcAttachType::Egress,
+                program: Some(id),
+                name: (id == 2).then(|| "theirs".to_owned()),
+                kind: None,
+            });
+            texts(&programs.collect::<Vec<_>>())
+        };
+        assert_eq!(
+            programs(2),
+            ["program 1 at egress", "program 2 (theirs) at egress"]
+        );
+        assert_eq!(programs(5).len(), 5);
+        let [.., fifth, further] = &programs(3000)[..] else {
+            panic!("some are named");
+        };
+        assert_eq!((&**fifth, &**further), ("program 5 at egress", "2995 more"));
+    }
 }

@@ -496,7 +496,7 @@ impl Attach for Program {
                 Ok(hooks::in_front(programs, |it| it.program == Some(own.id())))
             });
             match found {
-                Ok(Some(found)) => others.extend(found.iter().map(ToString::to_string)),
+                Ok(Some(found)) => others.extend(hooks::texts(&found)),
                 Ok(None) => {
                     return Err(AttachError::Removed {
                         name: name.to_owned(),

@@ -67,8 +67,9 @@ pub fn in_front(ifindex: u32, pins: Option<&Path>) -> io::Result<Vec<String>> {
         let links = hooks::in_front(links, |it| linked.is_some() && it.program == linked);
         let filters = hooks::programs(ifindex, hook, AttachKind::Clsact)?;
         let filters = hooks::in_front(filters, |it| it.name.as_deref() == Some(program));
-        let others = [links, filters].into_iter().flatten().flatten();
-        found.extend(others.map(|other| other.to_string()));
+        for others in [links, filters].into_iter().flatten() {
+            found.extend(hooks::texts(&others));
+        }
     }
     Ok(found)
 }
