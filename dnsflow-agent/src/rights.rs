@@ -15,7 +15,7 @@ use rustix::{
 
 /// What the agent needs as long as it runs:
 ///
-/// - `CAP_NET_ADMIN`: attaching to veths by clsact, and unblocking connections by netlink;
+/// - `CAP_NET_ADMIN`: attaching to veths by clsact, listing their programs, and unblocking connections by netlink;
 /// - `CAP_DAC_OVERRIDE`: connecting again to sockets of Open vSwitch and OVN that another user owns.
 pub const WHILE_RUNNING: CapabilitySet =
     CapabilitySet::NET_ADMIN.union(CapabilitySet::DAC_OVERRIDE);

@@ -27,6 +27,7 @@ pub mod probe;
 pub mod process;
 pub mod processor;
 pub mod random;
+pub mod raw_program;
 pub mod relay;
 pub mod root;
 pub mod scenes;

@@ -268,7 +268,7 @@ pub(super) fn tell(report: &Report) {
             port,
             interface,
             reason,
-            "cannot attach the TC programs to a pod's interface: DNS answers to the pod open nothing; trying again"
+            "cannot attach the TC programs to a pod's interface: DNS answers to the pod may open nothing; trying again"
         ),
     }
 }

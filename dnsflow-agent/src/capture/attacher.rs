@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use dnsflow_core::{Input, io::input::AttachCommand};
 use futures::FutureExt as _;
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::MissedTickBehavior,
+};
 use tracing::warn;
 
 use super::{Attach as _, AttachKind, Attachments, LinkEvent, LinkEvents, Program};
@@ -14,6 +17,10 @@ use crate::clock::now;
 /// For so long, the programs of an earlier agent go on while this agent does not come to know its node. Those of this
 /// agent defer answers, and those of the earlier one stop after `--keep-flows`.
 pub(super) const GO_ON_MAX: Duration = Duration::from_secs(60);
+
+/// So often, the agent looks whether its programs are still in front of all others: the kernel tells of no change of
+/// TCX.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Who tells the attacher to take the place of earlier agents' programs, and is told when that is done.
 #[derive(Debug)]
@@ -46,6 +53,8 @@ impl Attacher {
         let begin = begin.fuse();
         let give_up = tokio::time::sleep(GO_ON_MAX).fuse();
         tokio::pin!(begin, give_up);
+        let mut look = tokio::time::interval(LOOK_INTERVAL);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut done = Some(done);
         let mut is_last = false;
         loop {
@@ -85,6 +94,7 @@ impl Attacher {
                     self.attachments.work(now()).into_iter().collect()
                 }
                 () = self.timeout() => self.attachments.handle_timeout(now()),
+                _ = look.tick() => self.attachments.look_at_places(now()),
             };
             for input in news {
                 if inputs.send(input).await.is_err() {

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use aya::programs::{ProgramError, TcError};
 use dnsflow_core::{Input, Timestamp, io::input::SourceAddresses, ovn::rows::RowId};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::{AttachKind, LinkEvent};
 use crate::causes::with_causes;
@@ -20,6 +20,9 @@ use crate::causes::with_causes;
 const RETRY_MIN: Duration = Duration::from_millis(10);
 /// The longest pause.
 const RETRY_MAX: Duration = Duration::from_secs(5);
+/// The programs take the first place on an interface again so often at most. Others may do the same, and the answers of
+/// some milliseconds are not seen each time.
+const MOVE_PAUSE: Duration = Duration::from_secs(300);
 
 /// The kernel, as far as programs are attached.
 pub trait Attach {
@@ -60,6 +63,13 @@ pub trait Attach {
         ifindex: u32,
         link: &mut Self::Link,
     ) -> Result<(), AttachError>;
+
+    /// Looks whether both programs are on the interface, in front of all others.
+    ///
+    /// # Errors
+    ///
+    /// If they are not, with the programs in front or the one that is gone.
+    fn look(&mut self, name: &str, ifindex: u32, link: &Self::Link) -> Result<(), AttachError>;
 
     /// Takes the programs off an interface.
     fn detach(&mut self, link: Self::Link);
@@ -124,6 +134,28 @@ pub enum AttachError {
     /// The program is no longer loaded.
     #[error("the program is not loaded")]
     Gone,
+    /// Programs of others run before this agent's.
+    #[error(
+        "cannot stay in front of others on {name}: {others}; these may keep packets from dnsflow: have them attach \
+         behind the first program (`bpftool net show dev {name}` lists all)"
+    )]
+    Behind {
+        /// The interface.
+        name: String,
+        /// The other programs.
+        others: String,
+    },
+    /// Another process has taken a program off.
+    #[error(
+        "another process has removed {program} from {name}: have it leave the filters and the clsact qdisc of others \
+         alone"
+    )]
+    Removed {
+        /// The interface.
+        name: String,
+        /// The program.
+        program: &'static str,
+    },
 }
 
 fn hint(source: &ProgramError) -> &'static str {
@@ -157,6 +189,8 @@ struct Entry<L> {
     trusted_at: Option<u32>,
     /// The pause after the next failure.
     pause: Duration,
+    /// When the programs last took the first place again.
+    moved_at: Option<Timestamp>,
     state: State<L>,
 }
 
@@ -179,6 +213,8 @@ enum State<L> {
     Attached {
         ifindex: u32,
         link: L,
+        /// Why they may not see every packet.
+        hidden: Option<String>,
     },
     Waiting {
         retry_at: Timestamp,
@@ -194,6 +230,15 @@ impl<L> State<L> {
             | Self::Seeing { ifindex, .. }
             | Self::Attached { ifindex, .. } => Some(*ifindex),
             Self::Waiting { .. } => None,
+        }
+    }
+
+    /// Why the programs do not see every packet.
+    fn failure(&self) -> Option<&String> {
+        match self {
+            Self::Attached { hidden, .. } => hidden.as_ref(),
+            Self::Waiting { reason, .. } => Some(reason),
+            Self::Found { .. } | Self::Left { .. } | Self::Seeing { .. } => None,
         }
     }
 }
@@ -347,7 +392,11 @@ impl<A: Attach> Attachments<A> {
                 .map(|link| State::Seeing { ifindex, link }),
             State::Seeing { ifindex, mut link } => {
                 match self.program.complete(&entry.name, ifindex, &mut link) {
-                    Ok(()) => Ok(State::Attached { ifindex, link }),
+                    Ok(()) => Ok(State::Attached {
+                        ifindex,
+                        link,
+                        hidden: None,
+                    }),
                     Err(error) => {
                         self.program.detach(link);
                         Err(error)
@@ -379,6 +428,51 @@ impl<A: Attach> Attachments<A> {
         }
     }
 
+    /// Looks whether the programs are still there, in front of all others. If they are not, they are attached anew by
+    /// [`work`](Self::work). If they are behind others for a second time within five minutes, they stay. Returns what
+    /// has changed.
+    pub fn look_at_places(&mut self, now: Timestamp) -> Vec<Input> {
+        let mut news = Vec::new();
+        for (row, entry) in &mut self.entries {
+            let interface = *row;
+            let State::Attached {
+                ifindex,
+                link,
+                hidden,
+            } = &mut entry.state
+            else {
+                continue;
+            };
+            let ifindex = *ifindex;
+            if self.program.ifindex(&entry.name) != Some(ifindex) {
+                // An event will tell.
+                continue;
+            }
+            let Err(error) = self.program.look(&entry.name, ifindex, link) else {
+                if hidden.take().is_some() {
+                    news.push(Input::Attached { interface, ifindex });
+                }
+                continue;
+            };
+            let is_behind = matches!(error, AttachError::Behind { .. });
+            if is_behind && entry.moved_at.is_some_and(|at| now < at + MOVE_PAUSE) {
+                let reason = error.to_string();
+                if hidden.as_ref() != Some(&reason) {
+                    *hidden = Some(reason.clone());
+                    news.push(Input::AttachFailed { interface, reason });
+                }
+                continue;
+            }
+            warn!(name = entry.name, %error, "attaching the TC programs again: answers may have been missed");
+            entry.moved_at = is_behind.then_some(now);
+            let before = std::mem::replace(&mut entry.state, State::Found { ifindex });
+            if let State::Attached { link, .. } = before {
+                self.program.detach(link);
+            }
+        }
+        news
+    }
+
     /// Looks for the veths that `select` selects. Returns what has changed.
     fn look_where(
         &mut self,
@@ -396,9 +490,9 @@ impl<A: Attach> Attachments<A> {
             let Some(entry) = self.entries.remove(&interface) else {
                 continue;
             };
-            let before = match &entry.state {
-                State::Waiting { reason, .. } => Err(reason.clone()),
-                state => Ok(state.ifindex()),
+            let before = match entry.state.failure() {
+                Some(reason) => Err(reason.clone()),
+                None => Ok(entry.state.ifindex()),
             };
             let now_is = self.look(interface, entry, now);
             let changed = match (&now_is, &before) {
@@ -443,6 +537,16 @@ impl<A: Attach> Attachments<A> {
             }
         }
         let input = match (ifindex, &entry.state) {
+            (
+                Some(_),
+                State::Attached {
+                    hidden: Some(reason),
+                    ..
+                },
+            ) => Input::AttachFailed {
+                interface,
+                reason: reason.clone(),
+            },
             (Some(ifindex), State::Attached { .. } | State::Left { .. }) => {
                 Input::Attached { interface, ifindex }
             }
@@ -486,6 +590,7 @@ impl<L> Entry<L> {
             since: now,
             trusted_at: None,
             pause: RETRY_MIN,
+            moved_at: None,
             state: State::Waiting {
                 retry_at: now,
                 reason: String::new(),

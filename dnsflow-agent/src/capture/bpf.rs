@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(super) enum Command {
     ObjGet = 7,
     ObjGetInfoByFd = 15,
+    ProgQuery = 16,
     MapLookupBatch = 24,
     LinkCreate = 28,
 }

@@ -17,6 +17,7 @@ mod earlier;
 mod entries;
 mod heartbeat;
 mod holders;
+mod hooks;
 mod interfaces;
 mod links;
 mod names;

@@ -358,8 +358,20 @@ impl Pins {
     }
 
     fn path(&self, ifindex: u32, program: &str) -> PathBuf {
-        self.links.join(format!("{ifindex}-{program}"))
+        self.links.join(link_file(ifindex, program))
     }
+}
+
+/// The name of the file of the link of a program to an interface.
+fn link_file(ifindex: u32, program: &str) -> String {
+    format!("{ifindex}-{program}")
+}
+
+/// The id of the program that an agent's pinned link has on an interface.
+pub(super) fn linked_program(dir: &Path, ifindex: u32, program: &str) -> Option<u32> {
+    let path = dir.join(LINKS).join(link_file(ifindex, program));
+    let link = object_info::tcx_link(&path).ok()?;
+    Some(link.program).filter(|_| link.ifindex == ifindex)
 }
 
 /// Takes a directory that is not the agent's own work away from other users: the kubelet makes missing directories with

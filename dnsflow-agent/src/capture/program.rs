@@ -27,9 +27,10 @@ use super::{
     Attach, AttachError, CaptureError, Options,
     attacher::GO_ON_MAX,
     holders::Holders,
+    hooks,
     parts::Parts,
     pins::{self, Pins},
-    qdisc,
+    qdisc::{self, Filter},
     queries::PendingQueries,
     shares::RingShares,
     sources::Sources,
@@ -57,12 +58,16 @@ pub const OPEN: &str = "dnsflow_open";
 pub(super) const QUESTIONS: (&str, TcAttachType) = (INGRESS, TcAttachType::Ingress);
 /// The program for answers, and its hook.
 pub(super) const ANSWERS: (&str, TcAttachType) = (EGRESS, TcAttachType::Egress);
-const PROGRAMS: [(&str, TcAttachType); 2] = [QUESTIONS, ANSWERS];
+pub(super) const PROGRAMS: [(&str, TcAttachType); 2] = [QUESTIONS, ANSWERS];
 
-/// Priority and handle of the clsact filters: by these, an agent finds the filter of an earlier one. The kernel gives
-/// other filters priorities from 49,152 downwards and handles from one upwards (`tcf_auto_prio` in Linux
-/// net/sched/cls_api.c, `cls_bpf_change` in cls_bpf.c).
-const FILTER: (u16, TcHandle) = (49_000, TcHandle::new(0x646e, 0x7366));
+/// The priorities of the clsact filters, by preference. Filters of the first priority run before all others, and the
+/// newest one first (`cls_bpf_change` in Linux net/sched/cls_bpf.c). The kernel refuses it where the priority has
+/// filters of another kind or protocol (`tc_new_tfilter` in net/sched/cls_api.c): then the second one is taken. The
+/// kernel gives filters without a priority 49,152 and downwards (`tcf_auto_prio`).
+const PRIORITIES: [u16; 2] = [1, 49_000];
+/// The handle of the clsact filters: by it and the priority, an agent finds the filter of an earlier one. The kernel
+/// gives other filters handles from one upwards (`cls_bpf_change`).
+const HANDLE: TcHandle = TcHandle::new(0x646e, 0x7366);
 
 /// How the programs sit on an interface.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -231,7 +236,7 @@ impl Program {
             source,
         };
         let program = program_of(&mut self.ebpf, name_of_program).ok_or(AttachError::Gone)?;
-        let options = match kind {
+        let attached = match kind {
             AttachKind::Tcx => {
                 let left = self.pins.as_mut();
                 if let Some((link, pin)) = left.and_then(|pins| pins.take(ifindex, name_of_program))
@@ -247,23 +252,24 @@ impl Program {
                         }
                     }
                 }
-                // Behind the other programs: this program does not see packets that they drop or
-                // redirect.
-                TcAttachOptions::TcxOrder(LinkOrder::default())
+                // In front of the other programs, which can keep packets from those behind them.
+                let first = TcAttachOptions::TcxOrder(LinkOrder::first());
+                program.attach_with_options(name, hook, first)
             }
             AttachKind::Clsact => {
-                let (priority, handle) = FILTER;
-                TcAttachOptions::Netlink(NlOptions {
-                    priority,
-                    handle,
-                    ..NlOptions::default()
-                })
+                let [first, second] = PRIORITIES.map(|priority| {
+                    TcAttachOptions::Netlink(NlOptions {
+                        priority,
+                        handle: HANDLE,
+                        ..NlOptions::default()
+                    })
+                });
+                let attached = program.attach_with_options(name, hook, first);
+                attached.or_else(|_| program.attach_with_options(name, hook, second))
             }
         };
-        let link = program
-            .attach_with_options(name, hook, options)
-            .map_err(refused)?;
-        let link = program.take_link(link).map_err(refused)?;
+        let link = attached.and_then(|link| program.take_link(link));
+        let link = link.map_err(refused)?;
         match (kind, self.keeping()) {
             (AttachKind::Clsact, _) => Ok(self.filter(link)),
             (AttachKind::Tcx, None) => Ok(Place::new(link, Kept::Nothing)),
@@ -286,16 +292,14 @@ impl Program {
         (name_of_program, hook): (&'static str, TcAttachType),
         name: &str,
     ) -> Option<Place> {
-        let (priority, handle) = FILTER;
         let program = program_of(&mut self.ebpf, name_of_program)?;
-        let filter = SchedClassifierLink::attached(name, hook, priority, handle, None).ok()?;
-        let link = match program.attach_to_link(filter) {
-            Ok(link) => program.take_link(link).ok()?,
-            Err(error) => {
-                debug!(interface = name, program = name_of_program, %error, "no filter of an earlier agent");
-                return None;
-            }
-        };
+        let link = PRIORITIES.into_iter().find_map(|priority| {
+            let filter = SchedClassifierLink::attached(name, hook, priority, HANDLE, None).ok()?;
+            let replaced = program.attach_to_link(filter).inspect_err(|error| {
+                debug!(interface = name, program = name_of_program, priority, %error, "no filter of an earlier agent");
+            });
+            program.take_link(replaced.ok()?).ok()
+        })?;
         Some(self.filter(link))
     }
 
@@ -482,6 +486,38 @@ impl Attach for Program {
         Ok(())
     }
 
+    fn look(&mut self, name: &str, ifindex: u32, link: &TcLink) -> Result<(), AttachError> {
+        let mut others = Vec::new();
+        for (name_of_program, hook) in PROGRAMS {
+            let program = program_of(&mut self.ebpf, name_of_program).ok_or(AttachError::Gone)?;
+            let own = program.info().map_err(io::Error::other);
+            let found = own.and_then(|own| {
+                let programs = hooks::programs(ifindex, hook, link.kind)?;
+                Ok(hooks::in_front(programs, |it| it.program == Some(own.id())))
+            });
+            match found {
+                Ok(Some(found)) => others.extend(hooks::texts(&found)),
+                Ok(None) => {
+                    return Err(AttachError::Removed {
+                        name: name.to_owned(),
+                        program: name_of_program,
+                    });
+                }
+                // An interface that is gone is told of by an event.
+                Err(error) => {
+                    debug!(name, %error, "cannot find out which programs are on an interface")
+                }
+            }
+        }
+        match others.is_empty() {
+            true => Ok(()),
+            false => Err(AttachError::Behind {
+                name: name.to_owned(),
+                others: others.join(", "),
+            }),
+        }
+    }
+
     fn detach(&mut self, link: TcLink) {
         self.give_up(link.answers);
         if let Some(questions) = link.questions {
@@ -607,13 +643,15 @@ pub struct LeftFilters {
 pub fn left_filters() -> io::Result<Vec<LeftFilters>> {
     let mut found = Vec::new();
     for (interface, Link { ifindex, .. }) in survey::links()? {
-        let filters = match qdisc::filters(ifindex) {
+        let of_hooks = PROGRAMS.map(|(_, hook)| qdisc::filters(ifindex, hook));
+        let of_hooks: io::Result<Vec<_>> = of_hooks.into_iter().collect();
+        let filters = match of_hooks {
             // It went meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
-            filters => filters?,
+            of_hooks => of_hooks?.concat(),
         };
-        let is_ours = |filter: &Option<String>| {
-            let name = filter.as_deref();
+        let is_ours = |filter: &Filter| {
+            let name = filter.name.as_deref();
             PROGRAMS.iter().any(|(program, _)| name == Some(*program))
         };
         let ours = filters.iter().filter(|filter| is_ours(filter)).count();

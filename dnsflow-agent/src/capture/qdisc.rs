@@ -6,6 +6,7 @@
 
 use std::io;
 
+use aya::programs::TcAttachType;
 use rustix::{
     io::Errno,
     net::{RecvFlags, SocketFlags, recv},
@@ -23,15 +24,19 @@ const RTM_DELQDISC: u16 = 37;
 const RTM_NEWTFILTER: u16 = 44;
 const RTM_GETTFILTER: u16 = 46;
 const TC_H_INGRESS: u32 = 0xffff_fff1;
-/// `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS)`, and the same for egress.
-const CLSACT_HOOKS: [u32; 2] = [0xffff_fff2, 0xffff_fff3];
+/// `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS)`
+const CLSACT_INGRESS: u32 = 0xffff_fff2;
+/// `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS)`
+const CLSACT_EGRESS: u32 = 0xffff_fff3;
 /// The handle of clsact, ffff:0.
 const CLSACT: u32 = 0xffff_0000;
 const TCMSG_LEN: usize = 20;
 const TCA_KIND: u16 = 1;
 const TCA_OPTIONS: u16 = 2;
-/// Linux include/uapi/linux/pkt_cls.h.
+const TCA_CHAIN: u16 = 11;
+// Linux include/uapi/linux/pkt_cls.h.
 const TCA_BPF_NAME: u16 = 7;
+const TCA_BPF_ID: u16 = 11;
 
 /// The kind of the qdisc at the interface's ingress; `None` where the kernel's answer names none.
 pub(super) fn at_ingress(ifindex: u32) -> io::Result<Option<String>> {
@@ -57,31 +62,57 @@ pub(super) fn at_ingress(ifindex: u32) -> io::Result<Option<String>> {
         }))
 }
 
-/// The filters of an interface's clsact qdisc, by the names of their programs. `None`: a filter without one.
-pub(super) fn filters(ifindex: u32) -> io::Result<Vec<Option<String>>> {
+/// A filter of clsact.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Filter {
+    /// Its kind, such as `bpf` or `flower`.
+    pub(super) kind: String,
+    /// The name of its program.
+    pub(super) name: Option<String>,
+    /// The id of its program.
+    pub(super) program: Option<u32>,
+}
+
+/// The filters at a hook of an interface's clsact qdisc, in the order in which they run: by priority, and the newest
+/// one first among filters of the kind `bpf` with the same priority (`cls_bpf_change` in Linux net/sched/cls_bpf.c).
+pub(super) fn filters(ifindex: u32, hook: TcAttachType) -> io::Result<Vec<Filter>> {
+    let parent = match hook {
+        TcAttachType::Ingress => CLSACT_INGRESS,
+        TcAttachType::Egress => CLSACT_EGRESS,
+        TcAttachType::Custom(parent) => parent,
+    };
     let socket = netlink::open(None, SocketFlags::empty())?;
     let mut found = Vec::new();
-    for hook in CLSACT_HOOKS {
-        let body = tcmsg(ifindex, 0, hook);
-        netlink::dump(&socket, RTM_GETTFILTER, &body, "filters", |message| {
-            found.extend(filter(message));
-        })?;
-    }
+    let body = tcmsg(ifindex, 0, parent);
+    netlink::dump(&socket, RTM_GETTFILTER, &body, "filters", |message| {
+        found.extend(filter(message));
+    })?;
     Ok(found)
 }
 
 /// The filter that a message of a dump is of. Messages without a handle are of the filter's priority
-/// (`tcf_chain_dump` in Linux net/sched/cls_api.c).
-fn filter(message: netlink::Message<'_>) -> Option<Option<String>> {
+/// (`tcf_chain_dump` in Linux net/sched/cls_api.c). Only a filter of chain zero leads to other chains.
+fn filter(message: netlink::Message<'_>) -> Option<Filter> {
     // struct tcmsg: family and padding, ifindex, handle.
     if message.kind != RTM_NEWTFILTER || netlink::u32_at(message.body, 8)? == 0 {
         return None;
     }
     let attributes = message.body.get(TCMSG_LEN..)?;
-    let name = netlink::attribute(attributes, TCA_OPTIONS)
-        .and_then(|options| netlink::attribute(options, TCA_BPF_NAME))
-        .and_then(netlink::text);
-    Some(name)
+    let chain = netlink::attribute(attributes, TCA_CHAIN);
+    if chain
+        .and_then(|chain| netlink::u32_at(chain, 0))
+        .unwrap_or(0)
+        != 0
+    {
+        return None;
+    }
+    let options = netlink::attribute(attributes, TCA_OPTIONS);
+    let option = |kind| options.and_then(|options| netlink::attribute(options, kind));
+    Some(Filter {
+        kind: netlink::text(netlink::attribute(attributes, TCA_KIND)?)?,
+        name: option(TCA_BPF_NAME).and_then(netlink::text),
+        program: option(TCA_BPF_ID).and_then(|id| netlink::u32_at(id, 0)),
+    })
 }
 
 /// Removes an interface's clsact qdisc, with all of its filters.

@@ -1,11 +1,11 @@
-//! The interfaces of this network namespace and their qdiscs, for `dnsflow check`. Nothing is
+//! The interfaces of this network namespace, their qdiscs and programs, for `dnsflow check`. Nothing is
 //! changed.
 
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, io, path::Path};
 
 use rustix::net::SocketFlags;
 
-use super::qdisc;
+use super::{AttachKind, hooks, pins, program::PROGRAMS, qdisc};
 use crate::netlink;
 
 /// An interface.
@@ -51,6 +51,27 @@ pub fn links() -> io::Result<BTreeMap<String, Link>> {
 /// If the kernel does not answer.
 pub fn ingress_qdisc(ifindex: u32) -> io::Result<Option<String>> {
     qdisc::at_ingress(ifindex)
+}
+
+/// The programs of others that run before dnsflow's at the interface's hooks. Filters of dnsflow are known by their
+/// names; of links, the kernel tells ids alone, so they are known by their files in the directory of the pins.
+///
+/// # Errors
+///
+/// If the kernel does not answer.
+pub fn in_front(ifindex: u32, pins: Option<&Path>) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for (program, hook) in PROGRAMS {
+        let linked = pins.and_then(|dir| pins::linked_program(dir, ifindex, program));
+        let links = hooks::programs(ifindex, hook, AttachKind::Tcx)?;
+        let links = hooks::in_front(links, |it| linked.is_some() && it.program == linked);
+        let filters = hooks::programs(ifindex, hook, AttachKind::Clsact)?;
+        let filters = hooks::in_front(filters, |it| it.name.as_deref() == Some(program));
+        for others in [links, filters].into_iter().flatten() {
+            found.extend(hooks::texts(&others));
+        }
+    }
+    Ok(found)
 }
 
 fn link(message: netlink::Message<'_>) -> Option<(String, Link)> {

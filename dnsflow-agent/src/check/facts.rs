@@ -94,7 +94,7 @@ pub struct Vswitch {
 }
 
 /// An interface with an `iface-id`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct PodInterface {
     /// Its name.
     pub name: String,
@@ -106,6 +106,8 @@ pub struct PodInterface {
     pub link: Option<Link>,
     /// The qdisc at its ingress.
     pub ingress_qdisc: Option<String>,
+    /// The programs of others in front of dnsflow's; or why they are not known.
+    pub in_front: Result<Vec<String>, String>,
 }
 
 /// The facts of the northbound database.

@@ -39,11 +39,11 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         ovn_nb,
         ovn_sb,
         openflow_socket,
+        pin_dir,
         // They have been asked for the choice.
         open_by: _,
         verdict: _,
         mark_mask: _,
-        pin_dir: _,
         subdomains,
         // Options for what the agent does later are not checked.
         hold: _,
@@ -85,7 +85,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
     };
     Facts {
         kernel: kernel::ask(),
-        vswitch: vswitch::ask(&ovs_db).await,
+        vswitch: vswitch::ask(&ovs_db, pin_dir.as_deref()).await,
         openflow,
         open_by,
         node: NodeAddresses::find().map_err(|error| error.to_string()),

@@ -69,6 +69,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         Ok(vswitch) => {
             findings.push(interfaces(vswitch));
             findings.push(qdiscs(&vswitch.interfaces, attach));
+            findings.push(hooks(&vswitch.interfaces));
             findings.push(offload(vswitch));
         }
         Err(reason) => findings.push(Finding::failed(
@@ -110,6 +111,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         }
     }
     findings.extend(wider_rules(firewalls, *subdomains));
+    findings.extend(wildcards(firewalls));
     findings.extend(denials_alone(firewalls, nb.as_ref().ok()));
     findings
 }
@@ -253,6 +255,38 @@ fn qdiscs(interfaces: &[PodInterface], attach: Option<AttachKind>) -> Finding {
              with TCX",
         ),
     }
+}
+
+fn hooks(interfaces: &[PodInterface]) -> Finding {
+    const CHECK: &str = "hooks";
+    let unknown = interfaces
+        .iter()
+        .find_map(|interface| interface.in_front.as_ref().err());
+    if let Some(reason) = unknown {
+        return Finding::warning(
+            CHECK,
+            format!("the kernel does not list the TC programs on the interfaces of pods: {reason}"),
+            "run with CAP_NET_ADMIN",
+        );
+    }
+    let behind = interfaces.iter().filter_map(|interface| {
+        let others = interface.in_front.as_ref().ok()?;
+        let others = (!others.is_empty()).then(|| others.join(", "))?;
+        Some(format!("{} ({others})", interface.port))
+    });
+    let behind: Vec<String> = behind.collect();
+    if behind.is_empty() {
+        return Finding::ok(CHECK, "no program of others is known in front of dnsflow's");
+    }
+    Finding::warning(
+        CHECK,
+        format!(
+            "programs of others are in front of dnsflow's, and may keep packets from them: {}",
+            list(&behind)
+        ),
+        "have them attach behind the first program (`bpftool net` lists all); the agent takes the first place again \
+         once in five minutes at most",
+    )
 }
 
 fn offload(vswitch: &Vswitch) -> Finding {
@@ -490,6 +524,30 @@ fn wider_rules(firewalls: &Firewalls, by_option: bool) -> Option<Finding> {
             "subdomains",
             format!(
                 "{} by dnsName{}, also for all sub-domains, and with ovn-kubernetes alone for the exact name: {}",
+                counted(count),
+                among(firewalls),
+                list_of(&rules, RULES_MAX)
+            ),
+        )
+    })
+}
+
+/// The rules with a wildcard, whose depth people know otherwise from other products.
+fn wildcards(firewalls: &Firewalls) -> Option<Finding> {
+    let rules = rules(firewalls, |_, _, rule| match &rule.destination {
+        Destination::Name(name) if name.is_wildcard() => Some(name),
+        _ => None,
+    });
+    let count = rules.len();
+    (count > 0).then(|| Finding {
+        remedy: Some(format!(
+            "for names at any depth, write the name without `*.` in an EgressFirewall with sub-domains (--subdomains, \
+             or the annotation {SUBDOMAINS_ANNOTATION}: \"true\")"
+        )),
+        ..Finding::ok(
+            "wildcards",
+            format!(
+                "{} by wildcard{}, for names with exactly one more label, as with ovn-kubernetes alone: {}",
                 counted(count),
                 among(firewalls),
                 list_of(&rules, RULES_MAX)

@@ -164,7 +164,7 @@ impl Notice {
                     }),
                     reason: "NotAttached",
                     note: format!(
-                        "names in the EgressFirewall open nothing for this Pod: the TC programs \
+                        "names in the EgressFirewall may open nothing for this Pod: the TC programs \
                          cannot be attached to its interface (the agent tries again): {reason}"
                     ),
                 })

@@ -28,8 +28,8 @@ use dnsflow_tests::{
 use crate::{
     Loaded, load, load_kept,
     netns::{
-        Wire, add_foreign_filter, add_ingress_qdisc, add_veth, add_vlan, ifindex, in_new_netns,
-        remove_link,
+        FilterPlace, Wire, add_foreign_filter, add_qdisc_at_ingress, add_veth, add_vlan, ifindex,
+        in_new_netns, remove_link,
     },
     own_addresses,
     test_run::query_of,
@@ -70,7 +70,7 @@ impl Loaded {
         self.work().pop().unwrap_or(found)
     }
 
-    fn work(&mut self) -> Vec<Input> {
+    pub(crate) fn work(&mut self) -> Vec<Input> {
         let attachments = &mut self.capture.attacher.attachments;
         let mut told = Vec::new();
         while attachments.has_work() {
@@ -95,17 +95,17 @@ impl Loaded {
 
     /// Attached for so long that only answers to questions that were seen count.
     #[track_caller]
-    fn attached_for_a_while(&mut self, name: &str) {
+    pub(crate) fn attached_for_a_while(&mut self, name: &str) {
         self.attached(name);
         std::thread::sleep(UNASKED_GRACE + Duration::from_millis(10));
     }
 
-    fn captured(&self) -> u64 {
+    pub(crate) fn captured(&self) -> u64 {
         self.capture.counters.of(Reason::Captured).expect("read")
     }
 }
 
-fn by(attach: Option<AttachKind>) -> Options {
+pub(crate) fn by(attach: Option<AttachKind>) -> Options {
     Options {
         attach,
         ..Options::default()
@@ -536,7 +536,7 @@ fn no_frame_is_lost_while_a_program_is_attached_with_tcx() {
 #[test]
 fn an_ingress_qdisc_in_the_way_of_clsact_is_named() {
     with_veth(&by(Some(AttachKind::Clsact)), |mut program| {
-        add_ingress_qdisc(ifindex("host"));
+        add_qdisc_at_ingress(ifindex("host"), "ingress");
         let input = program.attach("host");
         let Input::AttachFailed { reason, .. } = input else {
             panic!("{input:?}");
@@ -556,7 +556,7 @@ fn the_filters_that_agents_left_can_be_taken_away() {
             assert_eq!(capture::left_filters().expect("a list"), []);
             killed.attached("host");
             if others {
-                add_foreign_filter(ifindex("host"));
+                add_foreign_filter(ifindex("host"), FilterPlace::egress(100));
             }
             let left = capture::left_filters().expect("a list");
             assert_eq!(left.len(), 1);

@@ -2,18 +2,17 @@
 //!
 //! `docs/internals/packets.md` shows what this prints; only what holds on every machine is asserted.
 
-use std::{
-    io,
-    net::Ipv4Addr,
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
-};
+use std::net::Ipv4Addr;
 
 use dnsflow_agent::capture::{EGRESS, HOLD, INGRESS, OPEN, Options};
 use dnsflow_common::{
     Reason,
     walk::{TCP_ACK, TCP_SYN},
 };
-use dnsflow_tests::frames::{Answer, Frame, Transport};
+use dnsflow_tests::{
+    frames::{Answer, Frame, Transport},
+    raw_program::RawProgram,
+};
 
 use crate::{Loaded, load, test_run::query_of, unshared};
 
@@ -201,68 +200,4 @@ fn what_a_packet_costs() {
     );
     program.measure_pairs("an answer for another name", &unrelated, Reason::NoRule);
     program.measure_pairs("a matching answer", &answer, Reason::Captured);
-}
-
-/// A classifier of a few instructions.
-pub(crate) struct RawProgram(OwnedFd);
-
-// Linux include/uapi/linux/bpf.h.
-const BPF_PROG_LOAD: i32 = 5;
-const BPF_PROG_TEST_RUN: i32 = 10;
-const BPF_LINK_CREATE: i32 = 28;
-const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-const BPF_TCX_INGRESS: u32 = 46;
-const BPF_TCX_EGRESS: u32 = 47;
-
-impl RawProgram {
-    /// Loads these instructions.
-    pub(crate) fn load(code: &[u64]) -> io::Result<Self> {
-        let mut attributes = [0u64; 16];
-        attributes[0] = u64::from(BPF_PROG_TYPE_SCHED_CLS) | (code.len() as u64) << 32;
-        attributes[1] = code.as_ptr() as u64;
-        attributes[2] = c"GPL".as_ptr() as u64;
-        let fd = bpf(BPF_PROG_LOAD, &mut attributes)?;
-        // SAFETY: the descriptor is new and ours.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
-
-    /// Attaches it to an interface's egress by TCX, until what is returned is dropped.
-    pub(crate) fn attach_to_egress(&self, ifindex: u32) -> io::Result<OwnedFd> {
-        self.attach(ifindex, BPF_TCX_EGRESS)
-    }
-
-    /// The same at ingress.
-    pub(crate) fn attach_to_ingress(&self, ifindex: u32) -> io::Result<OwnedFd> {
-        self.attach(ifindex, BPF_TCX_INGRESS)
-    }
-
-    fn attach(&self, ifindex: u32, hook: u32) -> io::Result<OwnedFd> {
-        let mut attributes = [0u64; 16];
-        attributes[0] = self.0.as_raw_fd() as u64 | u64::from(ifindex) << 32;
-        attributes[1] = hook.into();
-        let fd = bpf(BPF_LINK_CREATE, &mut attributes)?;
-        // SAFETY: the descriptor is new and ours.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    }
-
-    /// Runs it on a frame, as many times as said; gives the time per run in nanoseconds.
-    fn run(&self, frame: &[u8], repeat: u32) -> io::Result<u128> {
-        let mut attributes = [0u64; 16];
-        attributes[0] = self.0.as_raw_fd() as u64;
-        attributes[1] = frame.len() as u64;
-        attributes[2] = frame.as_ptr() as u64;
-        attributes[4] = repeat.into();
-        bpf(BPF_PROG_TEST_RUN, &mut attributes)?;
-        Ok(u128::from(attributes[4] >> 32))
-    }
-}
-
-fn bpf(command: i32, attributes: &mut [u64; 16]) -> io::Result<i32> {
-    let size = size_of_val(attributes);
-    // SAFETY: the attributes are as long as said, and what they point to lives on.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_mut_ptr(), size) };
-    match i32::try_from(result) {
-        Ok(fd) if fd >= 0 => Ok(fd),
-        _ => Err(io::Error::last_os_error()),
-    }
 }

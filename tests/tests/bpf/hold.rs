@@ -13,13 +13,12 @@ use dnsflow_common::{
 use dnsflow_core::{Timestamp, io::input::NameSetId};
 use dnsflow_tests::{
     frames::{Answer, Extension, Fragment, Frame, Transport},
+    raw_program::RawProgram,
     support::{not_run, this_test},
 };
 
 use crate::{
-    Loaded,
-    cost::RawProgram,
-    load,
+    Loaded, load,
     netns::{Wire, ifindex},
     test_run::query_of,
     with_veth,
@@ -391,13 +390,15 @@ fn an_answer_whose_mark_is_cleared_does_not_go_round() {
         ..Options::default()
     };
     with_veth(&options, |mut program| {
-        let Ok(_link) = mark_clearing().attach_to_egress(ifindex("host")) else {
+        let clearing = mark_clearing();
+        if clearing.attach_first_to_egress(ifindex("host")).is_err() {
             not_run(&this_test(), "this kernel has no TCX");
             return;
-        };
+        }
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
         program.filter(ifindex("host"), &["example.com"]);
         program.attached("host");
+        let _link = clearing.attach_first_to_egress(ifindex("host"));
         program.beat_for_long();
         let releaser = Releaser::open(mark.map_or(0, NonZeroU32::get)).expect("a packet socket");
         // A segment, and an answer to a question that was asked before it could be seen.

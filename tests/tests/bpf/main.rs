@@ -11,6 +11,7 @@ mod hold;
 mod marks;
 mod netns;
 mod opens;
+mod others;
 mod release;
 mod several;
 mod test_run;

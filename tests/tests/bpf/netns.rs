@@ -24,6 +24,7 @@ const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_NEWQDISC: u16 = 36;
+const RTM_DELQDISC: u16 = 37;
 const RTM_NEWTFILTER: u16 = 44;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_REQUEST_ACK: u16 = 1 | 4;
@@ -46,6 +47,10 @@ const TCA_TBF_PARMS: u16 = 1;
 const TCA_TBF_BURST: u16 = 6;
 const TCA_BPF_OPS_LEN: u16 = 4;
 const TCA_BPF_OPS: u16 = 5;
+const TCA_BPF_FD: u16 = 6;
+const TCA_BPF_NAME: u16 = 7;
+const TCA_BPF_FLAGS: u16 = 8;
+const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// `IFA_F_NODAD`: the address can be used at once.
@@ -54,6 +59,10 @@ const IFA_F_NODAD: u8 = 2;
 const IF_OPER_UP: u8 = 6;
 /// `TC_H_INGRESS`: the parent of the ingress qdisc and of clsact.
 const TC_H_INGRESS: u32 = 0xffff_fff1;
+/// The handle of clsact.
+const CLSACT: u32 = 0xffff_0000;
+/// `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS)`
+const TC_H_CLSACT_INGRESS: u32 = 0xffff_fff2;
 /// `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS)`
 const TC_H_CLSACT_EGRESS: u32 = 0xffff_fff3;
 
@@ -232,15 +241,23 @@ pub(crate) fn remove_link(name: &str) {
     request(RTM_DELLINK, 0, &message).expect("removed");
 }
 
-/// Adds an ingress qdisc, as Open vSwitch's ingress policing does.
-pub(crate) fn add_ingress_qdisc(ifindex: u32) {
-    // struct tcmsg: family, padding, ifindex, handle ffff:0, parent, info.
-    let mut message = vec![0; 4];
-    for word in [ifindex, 0xffff_0000, TC_H_INGRESS, 0] {
-        message.extend(word.to_ne_bytes());
-    }
-    message.extend(attribute(TCA_KIND, b"ingress\0"));
+/// Adds a qdisc of the kind `ingress`, as Open vSwitch's ingress policing does, or `clsact`.
+pub(crate) fn add_qdisc_at_ingress(ifindex: u32, kind: &str) {
+    let kind = attribute(TCA_KIND, &nul(kind));
+    let message = [tcmsg([ifindex, CLSACT, TC_H_INGRESS, 0]), kind].concat();
     request(RTM_NEWQDISC, NLM_F_CREATE_EXCL, &message).expect("a qdisc");
+}
+
+/// Removes the clsact qdisc with its filters.
+pub(crate) fn remove_clsact(ifindex: u32) {
+    let message = tcmsg([ifindex, CLSACT, TC_H_INGRESS, 0]);
+    request(RTM_DELQDISC, 0, &message).expect("removed");
+}
+
+/// struct tcmsg: family and padding, then ifindex, handle, parent, info.
+fn tcmsg(words: [u32; 4]) -> Vec<u8> {
+    let words = words.into_iter().flat_map(u32::to_ne_bytes);
+    [0; 4].into_iter().chain(words).collect()
 }
 
 /// A queueing discipline of an interface, as a limit of the bandwidth to a pod makes one.
@@ -262,11 +279,8 @@ impl Queue {
     };
 
     pub(crate) fn put_onto(self, ifindex: u32) -> io::Result<()> {
-        // struct tcmsg: family, padding, ifindex, handle, parent TC_H_ROOT, info.
-        let mut message = vec![0; 4];
-        for word in [ifindex, 0, 0xffff_ffff, 0] {
-            message.extend(word.to_ne_bytes());
-        }
+        // The parent is TC_H_ROOT.
+        let mut message = tcmsg([ifindex, 0, 0xffff_ffff, 0]);
         message.extend(attribute(TCA_KIND, b"tbf\0"));
         // struct tc_ratespec: cell_log, linklayer (TC_LINKLAYER_ETHERNET), overhead, cell_align, mpu, rate.
         let mut parameters = vec![0, 1, 0, 0, 0, 0, 0, 0];
@@ -285,23 +299,59 @@ impl Queue {
     }
 }
 
-/// Adds a filter of somebody else's where clsact's filters for egress stand. It drops nothing.
-pub(crate) fn add_foreign_filter(ifindex: u32) {
-    // struct tcmsg: family, padding, ifindex, handle, parent, info: priority and protocol (ETH_P_ALL).
-    let mut message = vec![0; 4];
-    let protocol = u32::from(3_u16.to_be());
-    for word in [ifindex, 0, TC_H_CLSACT_EGRESS, 100 << 16 | protocol] {
-        message.extend(word.to_ne_bytes());
+/// A place for a filter of somebody else's.
+#[derive(Clone, Copy)]
+pub(crate) struct FilterPlace {
+    pub(crate) is_egress: bool,
+    pub(crate) priority: u32,
+    /// The Ethernet type.
+    pub(crate) protocol: u16,
+}
+
+impl FilterPlace {
+    /// For all packets to the pod (ETH_P_ALL).
+    pub(crate) const fn egress(priority: u32) -> Self {
+        Self {
+            is_egress: true,
+            priority,
+            protocol: 3,
+        }
     }
-    message.extend(attribute(TCA_KIND, b"bpf\0"));
+
+    fn put(self, ifindex: u32, options: &[Vec<u8>]) {
+        let parent = match self.is_egress {
+            true => TC_H_CLSACT_EGRESS,
+            false => TC_H_CLSACT_INGRESS,
+        };
+        let info = self.priority << 16 | u32::from(self.protocol.to_be());
+        let message = [
+            tcmsg([ifindex, 0, parent, info]),
+            attribute(TCA_KIND, b"bpf\0"),
+            attribute(TCA_OPTIONS, &options.concat()),
+        ];
+        request(RTM_NEWTFILTER, NLM_F_CREATE_EXCL, &message.concat()).expect("a filter");
+    }
+}
+
+/// Adds a filter of somebody else's where clsact's filters stand. It drops nothing.
+pub(crate) fn add_foreign_filter(ifindex: u32, place: FilterPlace) {
     // struct sock_filter: return 0, which means no match.
     let program = [6, 0, 0, 0, 0, 0, 0, 0];
     let options = [
         attribute(TCA_BPF_OPS_LEN, &1_u16.to_ne_bytes()),
         attribute(TCA_BPF_OPS, &program),
     ];
-    message.extend(attribute(TCA_OPTIONS, &options.concat()));
-    request(RTM_NEWTFILTER, NLM_F_CREATE_EXCL, &message).expect("a filter");
+    place.put(ifindex, &options);
+}
+
+/// Adds a program of somebody else's as a filter with direct action.
+pub(crate) fn add_foreign_program(ifindex: u32, place: FilterPlace, program: i32) {
+    let options = [
+        attribute(TCA_BPF_FD, &program.to_ne_bytes()),
+        attribute(TCA_BPF_NAME, b"theirs\0"),
+        attribute(TCA_BPF_FLAGS, &TCA_BPF_FLAG_ACT_DIRECT.to_ne_bytes()),
+    ];
+    place.put(ifindex, &options);
 }
 
 /// struct ifinfomsg: the flags to set, and the same as the mask of what changes.

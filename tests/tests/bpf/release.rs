@@ -21,13 +21,13 @@ use dnsflow_core::ovn::rows::RowId;
 use dnsflow_tests::{
     frames::{Answer, Frame},
     process::{PATIENT, wait_until},
+    raw_program::RawProgram,
     support::{LEFT_TO_VM, not_run, this_test},
     wire::packet_socket,
 };
 
 use crate::{
     Loaded,
-    cost::RawProgram,
     hold::mark_clearing,
     load,
     netns::{Elsewhere, Queue, Wire, add_veth, ifindex, in_new_netns, remove_link, wait_until_up},
@@ -429,10 +429,10 @@ impl Pods {
         let [host, pod] = ["host", "pod"].map(|end| format!("{end}{}", self.count));
         add_veth(&host, &pod, MTU);
         let ifindex = ifindex(&host);
+        self.program.attached_to_row(RowId::new(self.count), &host);
         let link = self
             .are_marks_cleared
-            .then(|| mark_clearing().attach_to_egress(ifindex));
-        self.program.attached_to_row(RowId::new(self.count), &host);
+            .then(|| mark_clearing().attach_first_to_egress(ifindex));
         let added = Pod {
             ifindex,
             tap: None,

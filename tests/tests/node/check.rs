@@ -19,7 +19,7 @@ use dnsflow_tests::{
 use serde_json::Value;
 
 /// `dnsflow check` with the lab agent's arguments, some of them with other values.
-fn check(lab: &Lab, further: &[&str], instead: &[(&str, &str)]) -> Result<Output> {
+pub(crate) fn check(lab: &Lab, further: &[&str], instead: &[(&str, &str)]) -> Result<Output> {
     let binary = agent::binary()?;
     let agent = lab.agent_command(&binary)?;
     let mut arguments: Vec<OsString> = agent.get_args().map(OsString::from).collect();

@@ -25,6 +25,7 @@ mod manifests;
 mod marks;
 mod networks;
 mod opens;
+mod others;
 mod outputs;
 mod random_firewalls;
 mod report;

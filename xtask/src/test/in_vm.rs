@@ -27,11 +27,12 @@ const LIMIT: Duration = Duration::from_secs(1200);
 
 /// What `--short` runs: suites, or single tests of them. docs/internals/kernels.md says what each adds to the same test
 /// outside.
-const SHORT: [&str; 15] = [
+const SHORT: [&str; 16] = [
     "bpf::attach::",
     "bpf::hold::",
     "bpf::marks::",
     "bpf::opens::",
+    "bpf::others::",
     "bpf::release::",
     "node::handover::",
     "node::hold::no_first_packet_is_lost",

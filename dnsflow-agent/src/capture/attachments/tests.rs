@@ -15,6 +15,8 @@ struct KernelState {
     tries: usize,
     /// Where an earlier agent's programs are.
     left: Vec<u32>,
+    /// Where programs of others are in front.
+    behind: BTreeSet<u32>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -65,6 +67,7 @@ impl Attach for Kernel {
         }
         assert!(!state.attached.contains(&ifindex), "EEXIST");
         state.attached.push(ifindex);
+        state.behind.remove(&ifindex);
         drop(state);
         Ok(Link(self.clone(), ifindex))
     }
@@ -83,6 +86,17 @@ impl Attach for Kernel {
         }
         state.complete.push(ifindex);
         Ok(())
+    }
+
+    fn look(&mut self, name: &str, ifindex: u32, link: &Link) -> Result<(), AttachError> {
+        assert_eq!(link.1, ifindex);
+        match self.0.borrow().behind.contains(&ifindex) {
+            false => Ok(()),
+            true => Err(AttachError::Behind {
+                name: name.to_owned(),
+                others: "program 9".to_owned(),
+            }),
+        }
     }
 
     fn detach(&mut self, link: Link) {
@@ -473,4 +487,74 @@ fn a_pod_on_many_networks_does_not_keep_a_neighbour_waiting() {
         assert_attached(told, RowId::new(row), ifindex);
     }
     assert_eq!(told.len(), 43);
+}
+
+#[test]
+fn programs_that_are_behind_others_are_attached_again() {
+    let (kernel, mut attachments) = start();
+    kernel.plug("veth0", 7);
+    kernel.plug("veth1", 8);
+    attach(&mut attachments, ROW, "veth0", ms(0));
+    attach(&mut attachments, OTHER, "veth1", ms(0));
+    assert!(attachments.look_at_places(ms(1)).is_empty());
+    assert!(!attachments.has_work());
+
+    kernel.0.borrow_mut().behind.insert(7);
+    assert!(attachments.look_at_places(ms(2)).is_empty());
+    assert_eq!(kernel.attached(), [8]);
+    let told = work(&mut attachments, ms(2));
+    assert_eq!(told.len(), 1);
+    assert_attached(&told[0], ROW, 7);
+    assert_eq!(kernel.attached(), [8, 7]);
+}
+
+#[test]
+fn others_that_take_the_first_place_again_are_named() {
+    let (kernel, mut attachments) = start();
+    kernel.plug("veth0", 7);
+    attach(&mut attachments, ROW, "veth0", ms(0));
+    let others_come = || kernel.0.borrow_mut().behind.insert(7);
+    others_come();
+    attachments.look_at_places(ms(0));
+    work(&mut attachments, ms(0));
+
+    others_come();
+    let fails = |told: &[Input]| match told {
+        [Input::AttachFailed { reason, .. }] => reason.contains("program 9"),
+        _ => false,
+    };
+    assert!(fails(&attachments.look_at_places(ms(10_000))));
+    assert!(attachments.look_at_places(ms(20_000)).is_empty(), "once");
+    let told = attachments.attach(ROW, "veth0".into(), sources(1), ms(20_000));
+    assert!(fails(&[told]), "a change of the row is no reason to forget");
+    assert!(
+        attachments
+            .link_event(&LinkEvent::Overrun, ms(20_000))
+            .is_empty()
+    );
+    assert_eq!(kernel.attached(), [7], "they stay, behind the others");
+
+    kernel.0.borrow_mut().behind.clear();
+    let told = attachments.look_at_places(ms(30_000));
+    assert_eq!(told.len(), 1);
+    assert_attached(&told[0], ROW, 7);
+
+    others_come();
+    let pause = u64::try_from(MOVE_PAUSE.as_millis()).expect("short");
+    assert!(fails(&attachments.look_at_places(ms(pause - 1))));
+    assert!(attachments.look_at_places(ms(pause)).is_empty());
+    let told = work(&mut attachments, ms(pause));
+    assert_attached(&told[0], ROW, 7);
+}
+
+/// Its event comes later.
+#[test]
+fn nobody_looks_for_programs_on_an_interface_that_is_gone() {
+    let (kernel, mut attachments) = start();
+    kernel.plug("veth0", 7);
+    attach(&mut attachments, ROW, "veth0", ms(0));
+    kernel.unplug("veth0");
+    kernel.0.borrow_mut().behind.insert(7);
+    assert!(attachments.look_at_places(ms(1)).is_empty());
+    assert!(!attachments.has_work());
 }

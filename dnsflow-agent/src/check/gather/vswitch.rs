@@ -1,5 +1,7 @@
 //! The node's Open_vSwitch database and the interfaces that it names.
 
+use std::path::Path;
+
 use dnsflow_ovsdb::{
     CellError, Column, Connection, Database, Remotes, Row, Table, session::Conditions,
 };
@@ -33,7 +35,7 @@ const DATABASE: Database = Database {
 };
 
 /// What the database says.
-pub(super) async fn ask(remotes: &Remotes) -> Result<Vswitch, String> {
+pub(super) async fn ask(remotes: &Remotes, pins: Option<&Path>) -> Result<Vswitch, String> {
     reach(remotes).await?;
     let mut connection = Connection::new(&DATABASE, Conditions::new(), remotes, OPTION);
     let synced = timeout(PATIENCE, connection.synced()).await;
@@ -51,6 +53,8 @@ pub(super) async fn ask(remotes: &Remotes) -> Result<Vswitch, String> {
         if let Some(link) = &interface.link {
             // Without a qdisc, the kernel returns an error.
             interface.ingress_qdisc = survey::ingress_qdisc(link.ifindex).ok().flatten();
+            let in_front = survey::in_front(link.ifindex, pins);
+            interface.in_front = in_front.map_err(|error| error.to_string());
         }
         vswitch.interfaces.push(interface);
     }
@@ -78,5 +82,6 @@ fn interface(row: &Row) -> Result<Option<PodInterface>, CellError> {
         policed,
         link: None,
         ingress_qdisc: None,
+        in_front: Ok(Vec::new()),
     }))
 }

@@ -27,8 +27,10 @@ fn sound() -> Facts {
     let interface = |name: &str| PodInterface {
         name: name.into(),
         port: format!("ns1_{name}"),
+        policed: false,
         link: Some(veth.clone()),
-        ..PodInterface::default()
+        ingress_qdisc: None,
+        in_front: Ok(Vec::new()),
     };
     let matches = "(ip4.dst == $a18346816605274050565) && inport == @a1";
     let acl = Acl {
@@ -240,6 +242,32 @@ fn ingress_policing_matters_to_clsact_only() {
         vswitch(facts).interfaces[1].ingress_qdisc = Some("clsact".into());
     };
     assert_eq!(changed(ours), []);
+}
+
+#[test]
+fn programs_in_front_are_named() {
+    let in_front = |facts: &mut Facts| {
+        let programs = ["program 7 at ingress", "program 8 at egress"];
+        vswitch(facts).interfaces[1].in_front = Ok(programs.map(str::to_owned).into());
+    };
+    one(
+        in_front,
+        "hooks",
+        Status::Warning,
+        &[
+            "ns1_b (program 7 at ingress, program 8 at egress)",
+            "bpftool",
+        ],
+    );
+    let unknown = |facts: &mut Facts| {
+        vswitch(facts).interfaces[1].in_front = Err("no permission".into());
+    };
+    one(
+        unknown,
+        "hooks",
+        Status::Warning,
+        &["no permission", "CAP_NET_ADMIN"],
+    );
 }
 
 #[test]
@@ -617,6 +645,24 @@ fn rules_that_stand_for_more_names_than_before_are_listed() {
         firewall.subdomains = Some(false);
     };
     assert!(none(&annotate));
+}
+
+#[test]
+fn rules_with_a_wildcard_are_listed_with_their_depth() {
+    use RuleAction::{Allow, Deny};
+    let rules = [
+        (Allow, "example.com"),
+        (Allow, "*.example.net"),
+        (Deny, "0.0.0.0/0"),
+    ];
+    assert_eq!(
+        sound_text(with_rules(&rules), "wildcards"),
+        "1 rule by wildcard, for names with exactly one more label, as with ovn-kubernetes alone: ns1 rule 1 \
+         (*.example.net)"
+    );
+    let mut facts = sound();
+    with_rules(&rules[..1])(&mut facts);
+    assert!(judge(&facts).iter().all(|one| one.check != "wildcards"));
 }
 
 #[test]
