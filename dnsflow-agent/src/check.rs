@@ -90,7 +90,9 @@ impl fmt::Display for Finding {
 /// What is printed for programs.
 #[derive(Debug, Serialize)]
 struct Summary<'a> {
+    /// The worst answer.
     status: Status,
+    /// The answers, in the order of the agent's own start.
     findings: &'a [Finding],
 }
 

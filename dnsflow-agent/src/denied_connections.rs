@@ -228,6 +228,7 @@ pub(crate) async fn watch(
                         listeners.connections.note(*tried);
                         denied.push(told);
                     }
+                    Judged::DeniedBehind(told) => denied.push(told),
                     Judged::Allowed(tried) => listeners.connections.note(*tried),
                     Judged::NotJudged => {}
                 }),

@@ -36,7 +36,7 @@ pub enum Obstacle {
     )]
     Offloaded,
     /// The marks would end with the agent.
-    #[error("without --pin-dir, all addresses close when the agent ends, until the pods ask again")]
+    #[error("without --pin-dir, marks end with the agent; flows stay for --keep-flows")]
     NotPinned,
 }
 

@@ -386,7 +386,9 @@ impl Replay {
         let heard = self.attempts.heard(&attempt);
         let view = self.engine.view();
         match view.judge_attempt(&attempt, &heard, self.now) {
-            Judged::Denied(_, denied) => self.report(Report::Denied(denied)),
+            Judged::Denied(_, denied) | Judged::DeniedBehind(denied) => {
+                self.report(Report::Denied(denied));
+            }
             Judged::NotJudged => self.ignore(of, "not_judged"),
             Judged::Allowed(tried) => {
                 let (namespace, pod) = pod_of_port(&tried.port);

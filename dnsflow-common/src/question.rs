@@ -141,6 +141,14 @@ impl Buffer {
         self.end.get()
     }
 
+    /// Whether the question has this type.
+    #[inline(always)]
+    pub fn is_of_type(&self, kind: u16) -> bool {
+        let end = self.end.get();
+        let [upper, lower] = [1, 2].map(|at| self.bytes[masked::<BYTE>(end + at) as usize]);
+        u16::from_be_bytes([upper, lower]) == kind
+    }
+
     /// The longest suffix that was found mentioned, if any was.
     #[inline(always)]
     pub fn base(&self) -> Option<Base> {

@@ -67,8 +67,8 @@ pub fn capture(frame: &Frame<'_>, kind: u16, now: u64) -> Reason {
 
 /// Defers an answer that no rule mentions, and says what became of it. An answer that is too long, or of a
 /// pod that has used up its share, is left out. Of a pod behind an EgressFirewall, a copy goes into the ring
-/// buffer of attempts: the agent takes the names of the pod's attempts from it. There alone goes an error, for
-/// which no rule is waited (`has_records`).
+/// buffer of attempts: the agent takes the names of the pod's attempts from it. There alone goes an answer without a
+/// record, for which no rule is waited (`has_records`).
 #[inline(always)]
 pub fn defer(frame: &Frame<'_>, has_records: bool) -> Reason {
     let (len, now) = (frame.len(), now_ns());

@@ -9,7 +9,7 @@ use dnsflow_common::{
     Reason, bound,
     key::{PENDING_AGE_MAX_NS, PENDING_WAYS, Pending, Query, ResolverKey, SlotKey, SourceKey},
     question::{BUFFER_LEN, Names, QUESTION_MAX, Question, question},
-    walk::{DNS_LEN, MAC_DST_AT, MAC_SRC_AT, Reader as _},
+    walk::{DNS_LEN, MAC_DST_AT, MAC_SRC_AT, Reader as _, Version},
 };
 
 use crate::{filter, found::Found, maps, skb::Frame};
@@ -229,6 +229,21 @@ fn mentioned(question: &Question) -> Result<(), Reason> {
 pub fn now_ns() -> u64 {
     // SAFETY: the helper takes nothing.
     unsafe { bpf_ktime_get_ns() }
+}
+
+/// Whether the question that was read last is for the addresses that a pod of this IP version needs: A (RFC 1035, section
+/// 3.2.2), or AAAA (RFC 3596).
+#[inline(always)]
+pub fn is_for_addresses(version: Version) -> bool {
+    let kind = match version {
+        Version::V4 => 1,
+        Version::V6 => 28,
+    };
+    match maps::QUESTION.get_ptr(0) {
+        // SAFETY: as in `read`.
+        Some(buffer) => unsafe { (*buffer).is_of_type(kind) },
+        None => false,
+    }
 }
 
 /// Reads the question of the DNS message.

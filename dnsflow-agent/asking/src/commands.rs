@@ -17,7 +17,7 @@ use crate::{
     event::Event,
     exit::Exit,
     history::{Known, PresentFirewall},
-    learn::{Learned, Line},
+    learn::{Learned, Line, Literal},
     manifests::Files,
     northbound,
     options::{
@@ -73,9 +73,12 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> anyhow::Result<
         ("for_s", time.as_secs().to_string()),
     ];
     let started = Instant::now();
-    let mut is_whole = false;
+    let mut end = None;
     let take = |line| {
-        is_whole |= matches!(line, Line::End { .. });
+        if let Line::End { left_out, .. } = line {
+            end = Some(left_out);
+            return Ok(());
+        }
         if *format == LearnFormat::Lines {
             write_json_line(&line, output)?;
             output.flush()?;
@@ -96,6 +99,7 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> anyhow::Result<
         Err(error) if matches!(error.downcast_ref(), Some(AskError::Http(_))) => {}
         heard => heard?,
     }
+    let is_whole = end.is_some();
     if !is_whole {
         let heard = Duration::from_secs(started.elapsed().as_secs());
         if heard > *time {
@@ -103,11 +107,27 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> anyhow::Result<
         }
         learned.time = heard.min(*time);
     }
-    learned.write(options, output).context(UNWRITTEN)?;
-    Ok(if is_whole {
-        Exit::Done
+    // What was heard is worth something without them.
+    let known = block_on(Known::ask(path, Some(namespace))).unwrap_or_default();
+    let last = Line::End {
+        left_out: end.unwrap_or_default(),
+        by_address: Literal::among(&known.connections, learned.time),
+    };
+    if *format == LearnFormat::Lines {
+        if is_whole {
+            write_json_line(&last, output).context(UNWRITTEN)?;
+        }
     } else {
-        Exit::Incomplete
+        learned.take(last);
+        learned.write(options, output).context(UNWRITTEN)?;
+        if learned.heard_nothing() {
+            eprintln!("{}", learned.nothing_heard());
+            return Ok(Exit::Incomplete);
+        }
+    }
+    Ok(match is_whole {
+        true => Exit::Done,
+        false => Exit::Incomplete,
     })
 }
 
@@ -276,26 +296,53 @@ pub fn observe(options: &ObserveOptions, output: &mut impl Write) -> anyhow::Res
 pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> anyhow::Result<Exit> {
     let control = &options.control;
     let (namespace, pod) = (&options.pod.namespace, &options.pod.name);
+    let target = options.whole_target();
     let parameters = [
         ("namespace", namespace.clone()),
         ("pod", pod.clone()),
-        ("target", options.target.clone()),
+        ("target", target.clone()),
     ];
     let asked = client::get(&control.socket.path, "/v1/explain", &parameters);
     let explained: Vec<Explanation> = block_on(asked)?;
-    let Some(exit) = explained_exit(&explained, &options.target) else {
+    let Some(exit) = explained_exit(&explained, &target) else {
         bail!(
             "no pod {namespace}/{pod} has an interface on this node: it may be on another node (ask that node's \
-             agent), on the host's network, where no EgressFirewall holds, or have ended; see `dnsflow status`"
+             agent), on the host's network, where no EgressFirewall holds, or have ended; see `dnsflow status`{}",
+            kind_hint(namespace, pod)
         );
     };
     match control.output.format {
-        OutputFormat::Table => print::explanations(&explained, &options.target, output),
+        OutputFormat::Table => print::explanations(&explained, &target, output),
         OutputFormat::Json => write_json_list(&explained, output),
         OutputFormat::Yaml => write_yaml_list(&explained, output),
     }
     .context(UNWRITTEN)?;
     Ok(exit)
+}
+
+/// What to write in place of `KIND/NAME`, as kubectl has it, where NAMESPACE/POD is expected; empty for all else.
+pub(crate) fn kind_hint(namespace: &str, name: &str) -> String {
+    const KINDS: [&str; 12] = [
+        "daemonset",
+        "deploy",
+        "deployment",
+        "ds",
+        "job",
+        "po",
+        "pod",
+        "pods",
+        "replicaset",
+        "rs",
+        "statefulset",
+        "sts",
+    ];
+    match KINDS.contains(&namespace) {
+        true => format!(
+            "; {namespace}/{name} stands for the pod {name} of the namespace {namespace}: write NAMESPACE/POD, and of \
+             many pods the name of one"
+        ),
+        false => String::new(),
+    }
 }
 
 /// The exit code for the verdicts over all ports of a pod; `None` without one. A pod on several networks has several

@@ -25,9 +25,11 @@ use self::selector::Shape;
 pub use self::stored::Stored;
 use super::{
     egress_firewall::{
-        DRY_RUN_ANNOTATION, EgressFirewall, HOLD_ANNOTATION, NAME, SUBDOMAINS_ANNOTATION,
+        ANNOTATION_PREFIX, ANNOTATIONS, DRY_RUN_ANNOTATION, EgressFirewall, HOLD_ANNOTATION, NAME,
+        SUBDOMAINS_ANNOTATION,
     },
     lenient::{Any, Plain, Reader, Seen, key, skip},
+    nearest::nearest,
 };
 
 /// At most this many rules of one EgressFirewall are read.
@@ -126,6 +128,8 @@ pub(crate) struct Metadata {
     subdomains: Seen,
     dry_run: Seen,
     hold: Seen,
+    /// What is wrong with the names of annotations.
+    misspelt: Reasons,
 }
 
 /// `spec.egress`.
@@ -216,8 +220,10 @@ impl Object {
             subdomains,
             dry_run,
             hold,
+            misspelt,
             ..
-        } = &self.metadata;
+        } = self.metadata;
+        let (subdomains, dry_run, hold) = (&subdomains, &dry_run, &hold);
         let subdomains = switch(subdomains, SUBDOMAINS_ANNOTATION, reasons);
         let dry_run = switch(dry_run, DRY_RUN_ANNOTATION, reasons);
         let hold = switch(hold, HOLD_ANNOTATION, reasons);
@@ -228,6 +234,7 @@ impl Object {
                 reason.shrink_to_fit();
             }
         }
+        reasons.extend(misspelt);
         reasons.extend(of_rules);
         Reading::Firewall(
             id,
@@ -306,7 +313,14 @@ impl Reader for AnnotationsReader<'_> {
                 SUBDOMAINS_ANNOTATION => &mut self.0.subdomains,
                 DRY_RUN_ANNOTATION => &mut self.0.dry_run,
                 HOLD_ANNOTATION => &mut self.0.hold,
-                _ => {
+                other => {
+                    if other.starts_with(ANNOTATION_PREFIX) {
+                        self.0.misspelt.push(format!(
+                            "the annotation {:?} is unknown and has no effect; the nearest one is {}",
+                            shorten(other, MAX_QUOTED),
+                            nearest(other, ANNOTATIONS).unwrap_or_default()
+                        ));
+                    }
                     skip(&mut fields)?;
                     continue;
                 }

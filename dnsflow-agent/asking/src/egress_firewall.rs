@@ -24,6 +24,11 @@ pub const DRY_RUN_ANNOTATION: &str = "dnsflow.io/dry-run";
 /// Whether answers to the pods of the namespace are held until their addresses are open: `"true"` or `"false"`.
 pub const HOLD_ANNOTATION: &str = "dnsflow.io/hold";
 
+/// The beginning of dnsflow's annotations.
+pub const ANNOTATION_PREFIX: &str = "dnsflow.io/";
+/// All of them.
+pub const ANNOTATIONS: [&str; 3] = [SUBDOMAINS_ANNOTATION, DRY_RUN_ANNOTATION, HOLD_ANNOTATION];
+
 /// `spec` of an EgressFirewall.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[kube(

@@ -7,6 +7,7 @@
 
 mod agents;
 mod all_nodes;
+mod bundles;
 mod command_line;
 mod completion;
 mod follow;
@@ -23,6 +24,7 @@ use dnsflow_core::ask::view::PortView;
 use tokio::runtime;
 
 use crate::{
+    commands::kind_hint,
     exit::Exit,
     manifests,
     options::{
@@ -92,7 +94,26 @@ pub fn run(called: Called, output: &mut impl io::Write) -> anyhow::Result<Exit> 
     };
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the runtime")?;
+    let agents_of = async || {
+        let agents = kubectl.agents(&agents_selector).await?;
+        if agents.is_empty() {
+            bail!(
+                "no pod has the labels {agents_selector} in the namespace {agents_namespace}: see \
+                 --agents-namespace and --agents-selector"
+            );
+        }
+        Ok(match &nodes[..] {
+            [] => agents,
+            nodes => agents::on(agents, nodes),
+        })
+    };
     match given.of_cluster() {
+        Some(OfCluster::Bundle(options)) => {
+            return runtime.block_on(async {
+                let agents = agents_of().await?;
+                bundles::run(&kubectl, agents, &options.directory, output).await
+            });
+        }
         Some(OfCluster::Preflight(options)) => {
             return runtime.block_on(preflight::run(&kubectl, &options, output));
         }
@@ -109,18 +130,10 @@ pub fn run(called: Called, output: &mut impl io::Write) -> anyhow::Result<Exit> 
         };
         let command = given.command(of_context)?;
         let asked = asked(&command)?;
-        let mut agents = kubectl.agents(&agents_selector).await?;
-        if agents.is_empty() {
-            bail!(
-                "no pod has the labels {agents_selector} in the namespace {agents_namespace}: see \
-                 --agents-namespace and --agents-selector"
-            );
-        }
-        if !nodes.is_empty() {
-            agents = agents::on(agents, &nodes);
-        }
+        let mut agents = agents_of().await?;
         if let Asked::Once(Question::Explain { namespace, pod, .. }, _) = &asked {
-            let node = kubectl.node_of(namespace, pod).await?;
+            let node = kubectl.node_of(namespace, pod).await;
+            let node = node.map_err(|error| anyhow!("{error}{}", kind_hint(namespace, pod)))?;
             if !nodes.is_empty() && !nodes.contains(&node) {
                 bail!("the pod {namespace}/{pod} is on node {node}, which --node leaves out");
             }
@@ -190,11 +203,9 @@ fn asked(command: &[String]) -> anyhow::Result<Asked> {
         Command::Flows(FlowsCommand::List(options)) => {
             (Question::Flows, options.control.output.format)
         }
-        Command::Explain(ExplainOptions {
-            pod,
-            target,
-            control,
-        }) => {
+        Command::Explain(options) => {
+            let target = options.whole_target();
+            let ExplainOptions { pod, control, .. } = options;
             let question = Question::Explain {
                 namespace: pod.namespace,
                 pod: pod.name,

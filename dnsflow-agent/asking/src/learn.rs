@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_core::values::name::DomainName;
+use dnsflow_core::{
+    ask::{history::ConnectionView, view::target_text_of},
+    values::{flow::Protocol, name::DomainName},
+};
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::Status;
@@ -17,6 +20,11 @@ use crate::{
     options::{LearnFormat, LearnOptions},
     output::write_json_line,
 };
+
+/// At most this many places without a name come from one node.
+const LITERALS_MAX: usize = 1_024;
+/// At most this many of them are shown.
+const LITERALS_SHOWN: usize = 32;
 
 /// A line of the answer to `learn`.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -28,7 +36,35 @@ pub enum Line {
     End {
         /// Answers for further names, which found no room.
         left_out: u64,
+        /// Where pods have connected without a name. `dnsflow learn` itself adds them.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        by_address: Vec<Literal>,
     },
+}
+
+/// A place that a pod has connected to without a DNS name.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct Literal {
+    address: IpAddr,
+    protocol: Protocol,
+    port: u16,
+}
+
+impl Literal {
+    /// Those among connections since this time, [`LITERALS_MAX`] at most.
+    pub(crate) fn among(connections: &[ConnectionView], since: Duration) -> Vec<Self> {
+        let nameless = connections.iter().filter(|connection| {
+            connection.names.is_empty() && connection.last_s <= since.as_secs()
+        });
+        let literals: BTreeSet<Self> = nameless
+            .map(|connection| Self {
+                address: connection.address,
+                protocol: connection.protocol,
+                port: connection.port,
+            })
+            .collect();
+        literals.into_iter().take(LITERALS_MAX).collect()
+    }
 }
 
 /// A name that pods were told addresses for.
@@ -61,6 +97,8 @@ pub struct Learned {
     pub names: BTreeMap<BySuffix, BTreeSet<IpAddr>>,
     /// Answers for further names, which found no room.
     pub left_out: u64,
+    /// Where its pods have connected without a name.
+    pub by_address: BTreeSet<Literal>,
     /// Whether pods of the namespace have IPv4 addresses, and IPv6 addresses.
     pub families: (bool, bool),
     /// Whether the namespace has an EgressFirewall.
@@ -123,12 +161,48 @@ impl Learned {
     /// Prints what was heard, but for lines, which are printed as they come.
     pub(crate) fn write(&self, options: &LearnOptions, output: &mut impl Write) -> io::Result<()> {
         match options.output {
+            // Without a name, it would only deny.
+            LearnFormat::Manifest if self.heard_nothing() => Ok(()),
             LearnFormat::Manifest => write!(output, "{}", self.manifest(&options.wildcard)),
             LearnFormat::Json => {
                 let mut names = self.names();
                 names.try_for_each(|name| write_json_line(&name, output))
             }
             LearnFormat::Lines => Ok(()),
+        }
+    }
+
+    /// Whether no name was heard.
+    pub(crate) fn heard_nothing(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// What to say if no name was heard.
+    pub(crate) fn nothing_heard(&self) -> String {
+        let time = humantime::format_duration(self.time);
+        let mut text = format!(
+            "no pod of {} was told an address within {time}, and there is nothing to allow by name: record for longer, \
+             while the pods do their work",
+            self.namespace
+        );
+        if let Some(places) = self.literals() {
+            let _ = write!(text, "; without a name, pods have connected to {places}");
+        }
+        text
+    }
+
+    /// The places of connections without a name, if there are some.
+    fn literals(&self) -> Option<String> {
+        let all = self.by_address.iter();
+        let shown: Vec<String> = all
+            .take(LITERALS_SHOWN)
+            .map(|one| target_text_of(one.address, one.protocol, one.port))
+            .collect();
+        let more = self.by_address.len() - shown.len();
+        match (shown.is_empty(), more) {
+            (true, _) => None,
+            (false, 0) => Some(shown.join(", ")),
+            (false, more) => Some(format!("{} and {more} more", shown.join(", "))),
         }
     }
 
@@ -139,7 +213,13 @@ impl Learned {
                 let known = self.names.entry(BySuffix::new(&name)).or_default();
                 known.extend(addresses);
             }
-            Line::End { left_out } => self.left_out += left_out,
+            Line::End {
+                left_out,
+                by_address,
+            } => {
+                self.left_out += left_out;
+                self.by_address.extend(by_address);
+            }
         }
     }
 
@@ -159,6 +239,7 @@ impl Learned {
             time,
             names,
             left_out,
+            by_address: _,
             families: (has_v4, has_v6),
             has_firewall,
         } = self;
@@ -173,6 +254,18 @@ impl Learned {
                 text,
                 "# {left_out} answers for further names found no room."
             );
+        }
+        match self.literals() {
+            Some(places) => {
+                let _ = writeln!(
+                    text,
+                    "# Without a name, pods have connected to {places}:\n# a cidrSelector allows an address."
+                );
+            }
+            None if *has_firewall => {}
+            None => text.push_str(
+                "# Connections to an address without a name are not known: only pods behind an EgressFirewall are watched.\n",
+            ),
         }
         if *has_firewall {
             text.push_str("# The namespace has an EgressFirewall, which this one replaces.\n");
@@ -234,6 +327,8 @@ mod tests {
     use crate::{
         convert::{self, Reading},
         egress_firewall::EgressFirewall,
+        fixtures::connection,
+        options::ControlSocket,
     };
 
     fn learned() -> Learned {
@@ -258,7 +353,10 @@ mod tests {
                 addresses: vec![address.parse().expect("an address")],
             }));
         }
-        learned.take(Line::End { left_out: 3 });
+        learned.take(Line::End {
+            left_out: 3,
+            by_address: Vec::new(),
+        });
         learned
     }
 
@@ -300,6 +398,67 @@ spec:
     to:
       cidrSelector: \"0.0.0.0/0\"
 "
+        );
+    }
+
+    #[test]
+    fn connections_without_a_name_are_told() {
+        let connections = [
+            connection(9, 5, &[]),
+            connection(8, 5, &["a.test"]),
+            connection(7, 700, &[]),
+        ];
+        let by_address = Literal::among(&connections, Duration::from_secs(600));
+        let mut learned = learned();
+        learned.take(Line::End {
+            left_out: 0,
+            by_address,
+        });
+        let manifest = learned.manifest(&[]);
+        let told = "\n# Without a name, pods have connected to 203.0.113.9:443:\n# a cidrSelector allows an address.\n";
+        assert!(manifest.contains(told), "{manifest}");
+        let unwatched = Learned {
+            by_address: BTreeSet::new(),
+            has_firewall: false,
+            ..learned
+        };
+        let manifest = unwatched.manifest(&[]);
+        assert!(
+            manifest.contains("\n# Connections to an address without a name are not known"),
+            "{manifest}"
+        );
+        let line = r#"{"kind": "end", "left_out": 0}"#;
+        let of_older_agent: Line = serde_json::from_str(line).expect("a line");
+        assert!(matches!(of_older_agent, Line::End { by_address, .. } if by_address.is_empty()));
+    }
+
+    #[test]
+    fn nothing_heard_is_no_manifest() {
+        let mut learned = Learned {
+            namespace: "ns1".into(),
+            time: Duration::from_secs(8),
+            ..Learned::default()
+        };
+        let options = LearnOptions {
+            namespace: "ns1".into(),
+            time: learned.time,
+            wildcard: Vec::new(),
+            output: LearnFormat::Manifest,
+            socket: ControlSocket { path: "/c".into() },
+        };
+        let mut output = Vec::new();
+        learned
+            .write(&options, &mut output)
+            .expect("memory has room");
+        assert!(learned.heard_nothing() && output.is_empty());
+        learned.take(Line::End {
+            left_out: 0,
+            by_address: Literal::among(&[connection(9, 5, &[])], learned.time),
+        });
+        assert_eq!(
+            learned.nothing_heard(),
+            "no pod of ns1 was told an address within 8s, and there is nothing to allow by name: record for longer, \
+             while the pods do their work; without a name, pods have connected to 203.0.113.9:443"
         );
     }
 

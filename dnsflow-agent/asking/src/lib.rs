@@ -19,6 +19,7 @@ pub mod learn;
 mod lenient;
 pub mod manifests;
 pub mod moment;
+pub mod nearest;
 pub mod node;
 pub mod northbound;
 pub mod options;

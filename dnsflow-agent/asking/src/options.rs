@@ -4,6 +4,7 @@
 //! of help.
 
 mod asking;
+mod environment;
 
 use std::{net::SocketAddr, num::NonZeroU32, ops::RangeInclusive, path::PathBuf, time::Duration};
 
@@ -23,6 +24,7 @@ pub use asking::{
     OutputOptions, PodAddresses, PodAddressesError, PodName, ReplayOptions, ReportFormat,
     ReportOptions, TryOptions, UnusedOptions,
 };
+pub use environment::unknown_variables;
 
 use crate::{VERSION, dns_service::DnsService, exit, rollout::DAEMON_SET};
 

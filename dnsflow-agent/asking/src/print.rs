@@ -3,11 +3,15 @@
 use std::{
     io::{self, Write},
     iter,
+    net::IpAddr,
 };
 
-use dnsflow_core::ask::view::{
-    Attachment, EntryView, ExplainedAddress, Explanation, FlowView, NameView, PortView,
-    StepOutcome, Verdict,
+use dnsflow_core::{
+    ask::view::{
+        Attachment, EntryView, ExplainedAddress, Explanation, FlowView, NameView, PortView,
+        StepOutcome, Verdict,
+    },
+    values::firewall::IpVersions,
 };
 use serde::{Deserialize, Serialize};
 use tabwriter::TabWriter;
@@ -89,9 +93,13 @@ pub(crate) fn cache_rows(entry: &EntryView) -> Vec<Row> {
 /// A flow, with what it is for.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct FlowRow {
+    /// The namespace of the pod.
     namespace: String,
+    /// The pod.
     pod: String,
+    /// The names that led the pod to its address.
     names: Vec<String>,
+    /// The rules that match these names, by their index in `spec.egress`.
     rules: Vec<u32>,
     #[serde(flatten)]
     flow: FlowView,
@@ -296,13 +304,35 @@ pub(crate) fn problems(status: &Status) -> impl Iterator<Item = String> {
             false => format!("{name} is not usable: {reasons}"),
         })
     });
+    let open = status.node.firewalls.iter().filter_map(|firewall| {
+        // Of a version that the cluster does not have, nobody has an address.
+        let ports = status.node.ports.iter();
+        let mut ports = ports.filter(|port| port.namespace == firewall.namespace);
+        let IpVersions { v4, v6 } = firewall.open_beside;
+        let is_open = |address: &IpAddr| if address.is_ipv4() { v4 } else { v6 };
+        let is_met = ports.any(|port| port.addresses.iter().any(is_open));
+        let (open, remedy) = open_over(v6);
+        is_met.then(|| format!("namespace {}: {open}; {remedy}", firewall.namespace))
+    });
     let left_out = match status.object_problems_left_out {
         0 => None,
         count => Some(format!(
             "{count} further objects are not usable as written: see the log"
         )),
     };
-    objects.chain(left_out).chain(rules)
+    objects.chain(left_out).chain(open).chain(rules)
+}
+
+/// What passes over IPv6, or over IPv4, because the rules deny all else over the other version alone; and the remedy.
+pub fn open_over(is_v6: bool) -> (String, String) {
+    let (denied, open, all) = match is_v6 {
+        true => ("IPv4", "IPv6", "::/0"),
+        false => ("IPv6", "IPv4", "0.0.0.0/0"),
+    };
+    (
+        format!("the rules deny over {denied} what they do not mention, and over {open} it passes"),
+        format!("add a Deny of cidrSelector {all} as the last rule"),
+    )
 }
 
 /// The heads of [`changed_row`].

@@ -184,8 +184,9 @@ impl Trialled {
         firewall: &Firewall,
         present: &PresentFirewall,
         known: &Known,
-        problems: Vec<String>,
+        mut problems: Vec<String>,
     ) -> Self {
+        problems.extend(refused_by_api(firewall));
         let then = Trial::new(firewall, present.subdomains);
         let now = present.firewall();
         let now = now.map(|now| Trial::new(&now, present.subdomains));
@@ -239,6 +240,21 @@ impl Trialled {
     pub fn is_unwatched(&self) -> bool {
         self.rules_now.is_none()
     }
+}
+
+/// The rules that dnsflow reads, and whose `dnsName` an API server refuses: the pattern in the definition of
+/// EgressFirewalls has no underscore (`dnsName` in [`DEFINITION`](crate::egress_firewall::DEFINITION), from
+/// ovn-kubernetes' go-controller/pkg/crd/egressfirewall/v1/types.go).
+fn refused_by_api(firewall: &Firewall) -> impl Iterator<Item = String> {
+    let rules = firewall.rules.iter().enumerate();
+    rules.filter_map(|(index, rule)| match &rule.destination {
+        Destination::Name(name) if name.written().contains('_') => Some(format!(
+            "rule {index}: the API server refuses the EgressFirewall because of dnsName {}: it takes letters, digits, \
+             hyphens and dots",
+            name.written()
+        )),
+        _ => None,
+    })
 }
 
 /// What the answer leaves open.

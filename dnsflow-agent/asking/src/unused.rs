@@ -201,10 +201,13 @@ impl FirewallUse {
             known,
             entries,
         } = evidence;
+        let known_s = known.time.as_secs().min(*came_s);
         let trial = Trial::new(firewall, *subdomains);
         let mut gathered: BTreeMap<u32, Gathered> = BTreeMap::new();
         let mut only_by_answer = Vec::new();
-        for connection in &known.connections {
+        // What came before the last edit was under other rules: it is no use of these.
+        let connections = known.connections.iter();
+        for connection in connections.filter(|connection| connection.last_s <= known_s) {
             let names = trial::names_of(connection);
             let facts = trial::facts(connection, &names);
             let Some(rule) = trial.decide(&facts).rule else {
@@ -224,7 +227,7 @@ impl FirewallUse {
         }
         for entry in entries {
             let mut decided = None;
-            if let Some(used_s) = entry.used_s {
+            if let Some(used_s) = entry.used_s.filter(|used_s| *used_s <= known_s) {
                 let rules = may_decide(&trial, entry);
                 for rule in &rules {
                     gathered.entry(*rule).or_default().may_be_used = true;
@@ -242,8 +245,7 @@ impl FirewallUse {
                 }
             }
         }
-        let known_s = known.time.as_secs();
-        let known_since = match *came_s < known_s {
+        let known_since = match *came_s < known.time.as_secs() {
             true => Since::FirewallChange,
             false if known.time >= HISTORY_TIME => Since::AnHour,
             false => Since::AgentStart,
@@ -284,7 +286,7 @@ impl FirewallUse {
         });
         Self {
             namespace: namespace.to_owned(),
-            known_s: known_s.min(*came_s),
+            known_s,
             known_since,
             rules: rules.collect(),
             only_by_answer: resolved.map(|_| only_by_answer),

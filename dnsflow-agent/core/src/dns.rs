@@ -126,7 +126,7 @@ pub struct Question {
     pub kind: QuestionType,
 }
 
-/// A response with an error.
+/// A response with an error, or without a record (RFC 2308, section 2.2: NODATA).
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Failure {
     /// The question, which the response repeats.
@@ -136,13 +136,19 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Reads one. `None`: the message is no error, or no response.
+    /// Reads one. `None`: the message is no response, or has records, or an answer over TCP follows.
     pub fn read(message: &[u8]) -> Option<Self> {
         let (response, code) = Response::parse(message.into(), true).ok()?;
-        (code != ResponseCode::NoError).then(|| Self {
+        let is_empty = response.records == 0 && !response.is_truncated;
+        (code != ResponseCode::NoError || is_empty).then(|| Self {
             question: response.question,
             code: code.into(),
         })
+    }
+
+    /// Whether the name is there, and has no record of the type.
+    pub fn is_no_data(&self) -> bool {
+        self.code == u16::from(ResponseCode::NoError)
     }
 
     /// Whether it holds for every type of question (RFC 8020).
@@ -154,6 +160,11 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.code {
+            0 => match self.question.kind {
+                QuestionType::A => f.write_str("that it has no IPv4 address"),
+                QuestionType::Aaaa => f.write_str("that it has no IPv6 address"),
+                other => write!(f, "that it has no record of type {}", other.code()),
+            },
             2 => f.write_str("SERVFAIL"),
             3 => f.write_str("NXDOMAIN"),
             5 => f.write_str("REFUSED"),
@@ -292,6 +303,11 @@ impl<'a> Response<'a> {
             is_truncated: header.truncation,
         };
         Ok((response, header.response_code))
+    }
+
+    /// Whether the message is cut: the client asks again over TCP.
+    pub fn is_truncated(&self) -> bool {
+        self.is_truncated
     }
 
     /// Every address in the Answer section, for a name that a rule denies: a client may use the address whatever the

@@ -2,6 +2,8 @@
 
 use std::{
     convert::Infallible,
+    env,
+    ffi::OsString,
     hash::{BuildHasher as _, RandomState},
     num::NonZeroU32,
     path::Path,
@@ -43,7 +45,7 @@ use crate::{
     logging::{Log, LostLines},
     metrics::{DatabaseCounters, Metrics, Observed, Packets, ReadPackets},
     open_by::{self, OpenedBy},
-    options::AgentOptions,
+    options::{AgentOptions, unknown_variables},
     rights::{self, WHILE_RUNNING, keep_only},
     vswitchd::Estimate,
 };
@@ -109,6 +111,13 @@ pub(super) struct Settings {
 
 impl Settings {
     pub(super) fn of(options: &AgentOptions) -> Result<Self, AgentError> {
+        let variables = env::vars_os();
+        let texts = |(name, value): (OsString, OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        for unknown in unknown_variables(variables.filter_map(texts)) {
+            warn!("{unknown}");
+        }
         let release_mark = release_mark();
         let opened_by = {
             // Threads that read files for it end with this runtime: they have what the calling thread gives up later.
@@ -139,7 +148,7 @@ impl Settings {
         if engine.mark_mask.is_some() && options.pin_dir.is_none() {
             warn!(
                 "--open-by=marks without --pin-dir: when the agent ends, all addresses close until the pods ask \
-                 again; with --pin-dir, they stay open for --keep-flows"
+                 again; with --pin-dir, or by flows, they stay open for --keep-flows"
             );
         }
         Ok(Self {

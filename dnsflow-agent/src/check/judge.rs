@@ -14,7 +14,7 @@ use dnsflow_core::{
     },
     policy::rules::NamePattern,
     values::{
-        firewall::{Destination, Firewall, Floor, IpVersions, Rule},
+        firewall::{Destination, Firewall, Floor, IpVersions, Rule, open_beside},
         name::DnsName,
         resolver::Resolver,
     },
@@ -29,6 +29,7 @@ use super::{
     },
 };
 use crate::{
+    asking::print::open_over,
     capture::AttachKind,
     k8s::{
         egress_firewall::SUBDOMAINS_ANNOTATION,
@@ -113,6 +114,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.extend(wider_rules(firewalls, *subdomains));
     findings.extend(wildcards(firewalls));
     findings.extend(denials_alone(firewalls, nb.as_ref().ok()));
+    findings.extend(open_versions(firewalls, nb.as_ref().ok()));
     findings
 }
 
@@ -584,6 +586,26 @@ fn denials_alone(firewalls: &Firewalls, northbound: Option<&Northbound>) -> Opti
             format!("add a Deny of cidrSelector {open} as the last rule"),
         )
     })
+}
+
+/// In a cluster of both IP versions, the EgressFirewalls that deny the rest over one of them alone.
+fn open_versions(firewalls: &Firewalls, northbound: Option<&Northbound>) -> Vec<Finding> {
+    let both = IpVersions { v4: true, v6: true };
+    if northbound.and_then(Northbound::ip_versions) != Some(both) {
+        return Vec::new();
+    }
+    let over = [true, false].into_iter().filter_map(|is_v6| {
+        let read = firewalls.read.iter();
+        let open = read.filter(|(_, firewall)| {
+            let IpVersions { v4, v6 } = open_beside(&firewall.rules);
+            if is_v6 { v6 } else { v4 }
+        });
+        let namespaces: Vec<String> = open.map(|(namespace, _)| namespace.clone()).collect();
+        let (text, remedy) = open_over(is_v6);
+        let text = format!("{text}{}: {}", among(firewalls), list(&namespaces));
+        (!namespaces.is_empty()).then(|| Finding::warning("ip-versions", text, remedy))
+    });
+    over.collect()
 }
 
 /// The rules for which `wanted` returns a name, for people.

@@ -118,7 +118,10 @@ impl Recording {
             if is_last {
                 self.is_over = true;
                 let left_out = self.left_out;
-                return Some(vec![Line::End { left_out }]);
+                return Some(vec![Line::End {
+                    left_out,
+                    by_address: Vec::new(),
+                }]);
             }
             let rest = self.until.saturating_duration_since(Instant::now());
             sleep(rest.min(LEARN_INTERVAL)).await;

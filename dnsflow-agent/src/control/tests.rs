@@ -293,7 +293,13 @@ async fn a_recording_ends_with_its_client_and_there_are_only_so_many() {
     };
     let answered = client::lines(&socket, "/v1/learn", &wanted("1"), take).await;
     answered.expect("there is room again");
-    assert_eq!(lines, [Line::End { left_out: 0 }]);
+    assert_eq!(
+        lines,
+        [Line::End {
+            left_out: 0,
+            by_address: Vec::new()
+        }]
+    );
 }
 
 #[tokio::test]

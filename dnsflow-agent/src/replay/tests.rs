@@ -17,7 +17,8 @@ const EXPECTED: &str = "\
 rule 1 Deny cidrSelector: 0.0.0.0/0; allow it before rule 1 with `dnsName: www.example.net`
 06.786013Z  ns1/pod1  denied  203.0.113.9:80  rule 1 Deny cidrSelector: 0.0.0.0/0: no trusted DNS server \
 has returned this address to the pod; it may still be allowed: ovn-kubernetes may have resolved \
-dnsName: example.com (rule 0) to it
+dnsName: example.com (rule 0) to it; if the pod connects without a name, allow it before rule 1 with \
+`cidrSelector: 203.0.113.9/32`
 07.804902Z  ns1/pod1  denied  203.0.113.2:443 = www.example.com, told 1s ago by 10.96.0.10:53; \
 rule 1 Deny cidrSelector: 0.0.0.0/0: rule 0 allows it for tcp/80 only; add tcp/443 to the ports of rule 0
 ignored  ns1/pod1  no_rule_matches 1, not_judged 1, other_port 31, rcode 1, tcp_without_data 4
@@ -39,7 +40,8 @@ rule 0 (Deny dnsName: www.example.com) does not deny it then
 06.759085Z  ns1/pod1  allowed  203.0.113.3:80 = www.example.net; rule 1 allows it
 06.786013Z  ns1/pod1  denied  203.0.113.9:80  rule 4 Deny cidrSelector: 0.0.0.0/0: no trusted DNS server \
 has returned this address to the pod; it may still be allowed: ovn-kubernetes may have resolved \
-dnsName: *.example.net (rule 1) to it
+dnsName: *.example.net (rule 1) to it; if the pod connects without a name, allow it before rule 4 with \
+`cidrSelector: 203.0.113.9/32`
 07.804902Z  ns1/pod1  denied  203.0.113.2:443 = www.example.com, told 1s ago by 10.96.0.10:53; rule 0 Deny \
 dnsName: www.example.com: rule 2 would allow it, but an earlier rule decides; move rule 2 before rule 0; \
 rule 0 (Deny dnsName: www.example.com) does not deny it then

@@ -177,23 +177,41 @@ fn an_answer_that_no_rule_mentions_is_told_of_where_attempts_are() {
     }
 }
 
-/// People ask why a name that a rule mentions has no address. No rule is waited for: nothing is deferred.
+/// People ask why a name that a rule mentions has no address. No rule is waited for: nothing is deferred. Most names have
+/// no address of the other IP version.
 #[test]
-fn an_error_is_told_of_where_a_rule_mentions_its_name() {
+fn an_answer_without_a_record_is_told_of_where_a_rule_mentions_its_name() {
+    const A: u16 = 1;
+    const AAAA: u16 = 28;
     let Some(mut program) = watched() else {
         return;
     };
-    for (mentioned, expected) in [("example.com", 1), ("example.net", 0)] {
+    for (mentioned, code, kind, expected) in [
+        ("example.com", 3, A, 1),
+        ("example.com", 3, AAAA, 1),
+        ("example.com", 0, A, 1),
+        ("example.com", 0, AAAA, 0),
+        ("example.net", 3, A, 0),
+        ("example.net", 0, A, 0),
+    ] {
         program.filter(1, &[mentioned]);
         let mut failed = answer();
-        failed.payload[3] |= 3;
+        failed.payload[3] |= code;
         failed.payload[7] = 0;
-        program.ask(&query_of(&answer()).build());
-        assert_eq!(program.run_once(&failed.build()).0, Reason::Rcode);
+        // Behind header and name (RFC 1035, section 4.1.2).
+        let mut name = failed.payload[12..].iter();
+        let at = 12 + name.position(|byte| *byte == 0).expect("a name") + 1;
+        failed.payload[at..at + 2].copy_from_slice(&kind.to_be_bytes());
+        let reason = match code {
+            0 => Reason::NoAnswers,
+            _ => Reason::Rcode,
+        };
+        program.ask(&query_of(&failed).build());
+        assert_eq!(program.run_once(&failed.build()).0, reason);
         assert_eq!(
             told(&mut program.capture.aside),
             (vec![], expected),
-            "{mentioned}"
+            "{mentioned} {code} {kind}"
         );
     }
     let mut deferred = 0;

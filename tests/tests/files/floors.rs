@@ -72,6 +72,7 @@ const CORE: Floors = &[
 const ASKING: Floors = &[
     "exit",
     "moment",
+    "nearest",
     "node",
     "output",
     "large_table",

@@ -4,6 +4,7 @@
 mod chart;
 mod deploy;
 mod floors;
+mod keys;
 #[path = "../manifests/mod.rs"]
 mod manifests;
 mod monitoring;

@@ -7,7 +7,7 @@ use std::{
 
 use dnsflow_tests::support;
 
-use crate::{reference, snapshots};
+use crate::{keys, reference, snapshots};
 
 fn workspace() -> PathBuf {
     support::workspace().expect("a workspace")
@@ -223,17 +223,29 @@ fn every_test_that_the_documents_on_security_and_reliability_name_is_there() {
 
 #[test]
 fn the_reference_of_options_is_that_of_the_parser() {
-    let file = workspace().join("docs/reference.md");
-    let text = reference::text();
+    is_made("docs/reference.md", &reference::text());
+}
+
+#[test]
+fn the_keys_of_what_is_printed_are_those_of_the_types() {
+    let text = keys::text();
+    let without: Vec<&str> = text.lines().filter(|line| line.ends_with("|  |")).collect();
+    assert!(without.is_empty(), "no meaning: {without:#?}");
+    is_made("docs/keys.md", &text);
+}
+
+/// That a document is what it is made of, or is written so.
+fn is_made(document: &str, text: &str) {
+    let file = workspace().join(document);
     if std::env::var_os(snapshots::BLESS).is_some() {
-        fs::write(&file, &text).expect("the file can be written");
+        fs::write(&file, text).expect("the file can be written");
     }
     let written = fs::read_to_string(&file).unwrap_or_default();
     let mut lines = written.lines().zip(text.lines());
     let differs = lines.find(|(written, made)| written != made);
     assert!(
         written == text,
-        "docs/reference.md is out of date ({differs:?}): run this test with {}=1",
+        "{document} is out of date ({differs:?}): run this test with {}=1",
         snapshots::BLESS
     );
 }

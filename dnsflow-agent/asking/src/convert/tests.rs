@@ -349,6 +349,28 @@ spec: {{egress: []}}"
 }
 
 #[test]
+fn a_misspelt_annotation_of_dnsflow_is_named_with_the_nearest() {
+    let read = |annotations: &str| {
+        show(&format!(
+            "metadata: {{namespace: ns1, name: default, annotations: {{{annotations}}}}}
+spec: {{egress: []}}"
+        ))
+    };
+    assert_eq!(
+        read("dnsflow.io/dryrun: 'true', dnsflow.io/subdomain: 'false', other.io/hold: 'x'"),
+        "ns1/default
+! the annotation \"dnsflow.io/dryrun\" is unknown and has no effect; the nearest one is dnsflow.io/dry-run
+! the annotation \"dnsflow.io/subdomain\" is unknown and has no effect; the nearest one is dnsflow.io/subdomains"
+    );
+    // Many of them take no more room than few.
+    let many: Vec<String> = (0..99)
+        .map(|number| format!("dnsflow.io/{number}: ''"))
+        .collect();
+    let shown = read(&many.join(", "));
+    assert_eq!(shown.lines().count(), 1 + MAX_REASONS + 1, "{shown}");
+}
+
+#[test]
 fn the_annotation_decides_about_subdomains() {
     let with = |value: &str| {
         show(&format!(

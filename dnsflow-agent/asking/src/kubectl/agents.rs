@@ -113,6 +113,15 @@ pub(super) struct Said {
     pub(super) missing: Option<String>,
 }
 
+/// The archive of a node, in bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Archive {
+    /// The archive.
+    pub(super) bytes: Vec<u8>,
+    /// What the agent has said is missing in it, if something is.
+    pub(super) missing: Option<String>,
+}
+
 /// What comes of an agent that is followed.
 #[derive(Debug)]
 pub(super) enum Heard {
@@ -154,6 +163,16 @@ pub(super) enum KubectlError {
         /// Why.
         why: &'static str,
     },
+}
+
+/// What an agent has said is missing of its answer, if it has answered and something is.
+fn missing(output: &Output) -> Option<String> {
+    let is_part =
+        output.status.code() == Some(Exit::Incomplete as i32) && !output.stdout.is_empty();
+    is_part.then(|| match one_line(&output.stderr) {
+        said if said.is_empty() => "a part of its answer is missing".to_owned(),
+        said => said,
+    })
 }
 
 /// The node whose agent knows the connections of a pod, or why there is none.
@@ -267,20 +286,32 @@ impl Kubectl {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let output = self.run(&arguments, input).await;
         let output = output.map_err(|error| error.to_string())?;
-        let code = output.status.code();
-        let is_no = code == Some(Exit::No as i32);
-        let is_part = code == Some(Exit::Incomplete as i32) && !output.stdout.is_empty();
-        if !output.status.success() && !is_no && !is_part {
+        let is_no = output.status.code() == Some(Exit::No as i32);
+        let missing = missing(&output);
+        if !output.status.success() && !is_no && missing.is_none() {
             return Err(failure(output.status, &output.stderr));
         }
         Ok(Said {
             values: values(&output.stdout)?,
             is_no,
-            missing: is_part.then(|| match one_line(&output.stderr) {
-                said if said.is_empty() => "a part of its answer is missing".to_owned(),
-                said => said,
-            }),
+            missing,
         })
+    }
+
+    /// What `dnsflow bundle` writes in the container of an agent.
+    pub(super) async fn archive(&self, agent: &Agent) -> Result<Archive, String> {
+        let arguments = self.exec(agent, &["bundle".to_owned()], false)?;
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let output = self.run(&arguments, None).await;
+        let output = output.map_err(|error| error.to_string())?;
+        let missing = missing(&output);
+        match output.status.success() || missing.is_some() {
+            true => Ok(Archive {
+                bytes: output.stdout,
+                missing,
+            }),
+            false => Err(failure(output.status, &output.stderr)),
+        }
     }
 
     /// What kubectl prints for each agent, by the arguments that it has for it. The texts are in the order of the

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::bail;
 use clap::{
     Arg, ArgMatches, Args, Command, CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
-    builder::StringValueParser,
+    builder::{StringValueParser, StyledStr},
 };
 
 use super::NAME;
@@ -90,6 +90,8 @@ pub struct Plugin {
 pub(super) enum OfCluster {
     /// Check each node with the manifests of dnsflow, before it is installed; the cluster stays as it is
     Preflight(PreflightOptions),
+    /// Write an archive for a bug report of each node: DIRECTORY/NODE.tar.gz
+    Bundle(BundleOptions),
     /// Clean up every node, and delete dnsflow's objects
     Uninstall(UninstallOptions),
 }
@@ -106,6 +108,14 @@ pub(super) struct PreflightOptions {
     pub(super) output: OutputOptions,
 }
 
+/// The options of `kubectl dnsflow bundle`.
+#[derive(Args, Clone, Debug)]
+pub(super) struct BundleOptions {
+    /// The directory of the archives, which are new files there
+    #[arg(value_name = "DIRECTORY")]
+    pub(super) directory: PathBuf,
+}
+
 /// The options of `kubectl dnsflow uninstall`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct UninstallOptions {
@@ -119,16 +129,18 @@ pub fn command() -> Command {
     let cli = Cli::command();
     let commands = cli.get_subcommands();
     let commands = commands.filter(|command| COMMANDS.contains(&command.get_name()));
-    let commands = commands.cloned().map(|command| match command.get_name() {
+    let commands = commands.cloned().map(of_all_nodes);
+    let commands = commands.map(|command| match command.get_name() {
         // The pod's namespace may come from elsewhere.
         "explain" => command
             .mut_arg("pod", |pod| {
                 pod.index(1)
                     .value_name("[NAMESPACE/]POD")
-                    .help("The pod")
+                    .help("The pod; pod/NAME is the pod NAME of the namespace that is named elsewhere")
                     .value_parser(StringValueParser::new())
             })
             .mut_arg("target", |target| target.index(2))
+            .mut_arg("port", |port| port.index(3))
             .arg(
                 Arg::new("namespace")
                     .short('n')
@@ -152,6 +164,20 @@ pub fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .after_help(format!("{OTHERS}\n\n{}", crate::exit::HELP))
+}
+
+/// The same command with the help of one that asks all nodes.
+fn of_all_nodes(command: Command) -> Command {
+    let of_all = |text: &StyledStr| text.to_string().replace("this node", "each node");
+    let about = command.get_about().map(of_all);
+    let command = command.mut_args(|option| match option.get_help().map(of_all) {
+        Some(help) => option.help(help),
+        None => option,
+    });
+    match about {
+        Some(about) => command.about(about),
+        None => command,
+    }
 }
 
 /// A command line in parts.
@@ -192,7 +218,7 @@ impl Given {
         let text = |id| matches.get_one::<String>(id);
         match command {
             "explain" => {
-                text("namespace").is_none() && text("pod").is_some_and(|pod| !pod.contains('/'))
+                text("namespace").is_none() && text("pod").is_some_and(|pod| alone(pod).is_some())
             }
             "learn" | "unused" => text("namespace").is_none(),
             _ => false,
@@ -214,9 +240,12 @@ impl Given {
             .cloned()
             .unwrap_or_default();
         let named = take_option(&mut words, &NAMESPACE);
-        if named.is_some() && pod.contains('/') {
+        let Some(name) = alone(&pod) else {
+            if named.is_none() {
+                return Ok(words);
+            }
             bail!("the namespace is named twice: leave out --namespace, or write {pod} without it");
-        }
+        };
         if let Some(namespace) = named.or(of_context) {
             let is_value = |place: usize| {
                 let before = place.checked_sub(1).map(|before| words[before].as_str());
@@ -225,10 +254,19 @@ impl Given {
             let places = (1..words.len()).filter(|place| words[*place] == pod);
             let place = places.into_iter().find(|place| !is_value(*place));
             if let Some(place) = place {
-                words[place] = format!("{namespace}/{pod}");
+                words[place] = format!("{namespace}/{name}");
             }
         }
         Ok(words)
+    }
+}
+
+/// The name of a pod that stands without its namespace, alone or as kubectl has it: `pod/NAME`.
+fn alone(pod: &str) -> Option<&str> {
+    match pod.split_once('/') {
+        None => Some(pod),
+        Some(("pod" | "pods" | "po", name)) => Some(name),
+        Some(_) => None,
     }
 }
 
@@ -298,7 +336,13 @@ mod tests {
         for name in COMMANDS {
             assert!(help.contains(&format!("\n  {name} ")), "{name}: {help}");
         }
-        for name in ["agent", "cleanup", "bundle", "prune"] {
+        let mut command = command();
+        for name in COMMANDS {
+            let of_one = command.find_subcommand_mut(name).expect(name);
+            let help = of_one.render_long_help().to_string();
+            assert!(!help.contains("this node"), "{name}: {help}");
+        }
+        for name in ["agent", "cleanup", "prune"] {
             assert!(!help.contains(&format!("\n  {name} ")), "{name}: {help}");
         }
     }
@@ -340,12 +384,17 @@ mod tests {
             panic!("uninstall");
         };
         assert!(options.dry_run);
+        let Some(OfCluster::Bundle(options)) = of_cluster("bundle /tmp/b --node n1") else {
+            panic!("bundle");
+        };
+        assert_eq!(options.directory, PathBuf::from("/tmp/b"));
         assert!(of_cluster("status").is_none());
         assert!(Given::parse(&words("preflight")).is_err(), "no manifests");
     }
 
     #[test]
     fn what_is_for_one_agent_is_no_command_of_all() {
+        // An archive of each node needs a directory.
         for command in ["agent", "cleanup", "bundle", "wait", "status --nod n1"] {
             let error = Given::parse(&words(command)).err().expect(command);
             assert_eq!(error.exit_code(), 2, "{command}");
@@ -370,6 +419,11 @@ mod tests {
             ("explain ns1/p1 a.test", "explain ns1/p1 a.test"),
             ("explain -n ns1 p1 a.test", "explain ns1/p1 a.test"),
             ("explain p1 a.test --namespace=ns1", "explain ns1/p1 a.test"),
+            ("explain pod/p1 a.test", "explain ctx/p1 a.test"),
+            (
+                "explain po/p1 a.test 443 -n ns1",
+                "explain ns1/p1 a.test 443",
+            ),
             (
                 "explain -o json json a.test",
                 "explain -o json ctx/json a.test",

@@ -127,8 +127,13 @@ pub(super) async fn learn(
     }
     learned.write(options, output)?;
     output.flush()?;
-    Ok(Some(match is_cut || whole < began {
-        true => Exit::Incomplete,
-        false => Exit::Done,
-    }))
+    if learned.heard_nothing() {
+        eprintln!("{}", learned.nothing_heard());
+    }
+    Ok(Some(
+        match is_cut || whole < began || learned.heard_nothing() {
+            true => Exit::Incomplete,
+            false => Exit::Done,
+        },
+    ))
 }

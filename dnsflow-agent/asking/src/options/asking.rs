@@ -113,9 +113,13 @@ pub struct ExplainOptions {
     #[arg(value_name = "NAMESPACE/POD")]
     pub pod: PodName,
 
-    /// A name or an address, with a port where that matters: example.com:443, 203.0.113.1:53/udp
+    /// A name, an address or a URL, with a port where that matters: example.com:443, 203.0.113.1:53/udp
     #[arg(value_name = "TARGET", value_parser = target)]
     pub target: String,
+
+    /// The port, where the target does not name it: 443, 53/udp, https
+    #[arg(value_name = "PORT", value_parser = port)]
+    pub port: Option<String>,
 
     /// Where to ask.
     #[command(flatten)]
@@ -125,6 +129,28 @@ pub struct ExplainOptions {
 /// A text that the agent takes for a target.
 fn target(text: &str) -> Result<String, TargetError> {
     text.parse::<Target>().map(|_| text.to_owned())
+}
+
+/// A text that the agent takes for the port of a target.
+fn port(text: &str) -> Result<String, String> {
+    let parsed = format!("a {text}").parse::<Target>();
+    match parsed {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err(
+            "no port: use a number or a name, and /udp or /sctp behind one that is not for TCP"
+                .to_owned(),
+        ),
+    }
+}
+
+impl ExplainOptions {
+    /// The target with its port, as the agent takes it.
+    pub(crate) fn whole_target(&self) -> String {
+        match &self.port {
+            Some(port) => format!("{} {port}", self.target),
+            None => self.target.clone(),
+        }
+    }
 }
 
 /// The options of `dnsflow learn`.

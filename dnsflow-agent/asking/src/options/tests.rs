@@ -246,9 +246,24 @@ fn what_is_no_target_is_a_wrong_command_line() {
     ] {
         assert_eq!(exit_code(target), 0, "{target}");
     }
-    for wrong in ["example.com:https", "a..b", "203.0.113.300"] {
+    for wrong in [
+        "example.com/udp",
+        "a..b",
+        "203.0.113.300",
+        "203.0.113.1/icmp",
+    ] {
         assert_eq!(exit_code(wrong), 2, "{wrong}");
     }
+    let with_port = |port: &str| {
+        let parsed = Cli::try_parse_from(["dnsflow", "explain", "ns1/pod1", "example.com", port]);
+        match parsed.map(|cli| cli.command) {
+            Ok(Command::Explain(options)) => options.whole_target(),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => error.exit_code().to_string(),
+        }
+    };
+    assert_eq!(with_port("443"), "example.com 443");
+    assert_eq!(with_port("0"), "2");
 }
 
 #[test]

@@ -69,6 +69,7 @@ fn the_status_counts_firewalls_by_state() {
         namespace: namespace.into(),
         rules: 1,
         rules_by_name: 1,
+        open_beside: IpVersions::default(),
         problems: Vec::from_iter(severity.map(|severity| ProblemView {
             rule: 0,
             severity: severity.into(),
@@ -100,6 +101,45 @@ fn the_status_counts_firewalls_by_state() {
         text(waiting, vec![]),
         "2 EgressFirewalls: 1 waiting for OVN, 1 dry run"
     );
+}
+
+#[test]
+fn an_ip_version_that_no_rule_closes_is_named_where_pods_have_it() {
+    let problems_of = |addresses: &[&str], v6: bool| {
+        let addresses = addresses.iter().map(|one| one.parse().expect("an address"));
+        let status = Status {
+            version: String::new(),
+            up_s: 0,
+            object_problems: vec![],
+            object_problems_left_out: 0,
+            node: NodeView {
+                ports: vec![PortView {
+                    addresses: addresses.collect(),
+                    ..port()
+                }],
+                firewalls: vec![FirewallView {
+                    namespace: "ns1".into(),
+                    is_dry_run: false,
+                    rules: 2,
+                    rules_by_name: 1,
+                    open_beside: IpVersions { v4: false, v6 },
+                    problems: vec![],
+                }],
+                ..NodeView::default()
+            },
+        };
+        problems(&status).collect::<Vec<_>>()
+    };
+    let both = ["10.244.0.5", "fd00::5"];
+    assert_eq!(
+        problems_of(&both, true),
+        [
+            "namespace ns1: the rules deny over IPv4 what they do not mention, and over IPv6 it passes; add a Deny of \
+          cidrSelector ::/0 as the last rule"
+        ]
+    );
+    assert!(problems_of(&both, false).is_empty());
+    assert!(problems_of(&both[..1], true).is_empty());
 }
 
 #[test]
@@ -146,6 +186,7 @@ fn the_status_names_what_is_not_as_it_should_be() {
                 namespace: "ns1".into(),
                 rules: 2,
                 rules_by_name: 1,
+                open_beside: IpVersions::default(),
                 problems: vec![
                     ProblemView {
                         rule: 0,

@@ -1,5 +1,10 @@
+use serde_json::Value;
+
 use super::*;
-use crate::fixtures::{connection, known, read};
+use crate::{
+    egress_firewall::DEFINITION,
+    fixtures::{connection, known, read},
+};
 
 fn tried(now: &str, then: &str, connections: Vec<ConnectionView>) -> Trialled {
     let (.., resource) = read(now);
@@ -168,4 +173,33 @@ fn both_sides_know_what_is_known_of_a_connection() {
     let known = known(3600, vec![connection(1, 5, &["www.a.test"])]);
     let alone = Trialled::new(&id, &firewall, &present, &known, Vec::new());
     assert_eq!(alone.count(Change::WouldDeny), 1);
+}
+
+/// What this says of each name is what the definition's pattern says of it.
+#[test]
+fn a_name_that_the_api_server_refuses_is_a_problem() {
+    let definition: Value = serde_saphyr::from_str(DEFINITION).expect("YAML");
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let to = &schema["properties"]["spec"]["properties"]["egress"]["items"]["properties"]["to"];
+    let pattern = &to["properties"]["dnsName"]["pattern"];
+    assert_eq!(pattern, r"^(\*\.)?([A-Za-z0-9-]+\.)*[A-Za-z0-9-]+\.?$");
+    for (name, is_refused) in [
+        ("a.test", false),
+        ("*.A-1.test.", false),
+        ("_sip.a.test", true),
+        ("*.a_b.test", true),
+    ] {
+        let rules = format!("{DENY_ALL}, {{type: Allow, to: {{dnsName: '{name}'}}}}");
+        let problems = tried(DENY_ALL, &rules, Vec::new()).problems;
+        let expected =
+            format!("rule 1: the API server refuses the EgressFirewall because of dnsName {name}");
+        let is_told = problems
+            .iter()
+            .any(|problem| problem.starts_with(&expected));
+        assert_eq!(
+            (is_told, problems.len()),
+            (is_refused, usize::from(is_refused)),
+            "{problems:?}"
+        );
+    }
 }

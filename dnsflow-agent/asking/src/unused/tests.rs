@@ -238,3 +238,29 @@ fn only_what_a_rule_by_name_allows_depends_on_an_answer() {
     let whole = FirewallUse::new("ns1", &evidence, Some(&resolved));
     assert_eq!(whole.only_by_answer, Some(Vec::new()));
 }
+
+#[test]
+fn what_came_before_the_last_edit_is_no_use() {
+    let connections = vec![connection(1, 16, &["a.test"]), connection(4, 1, &[])];
+    let entries = [entry("a.test", &[0], 4), entry("c.test", &[2], 4)];
+    let whole = use_by(&known(3600, connections), &entries, 1);
+    assert_eq!(
+        (whole.known_s, whole.known_since),
+        (1, Since::FirewallChange)
+    );
+    let uses = whole.rules.iter().map(|rule| (rule.places, rule.last_s));
+    let uses: Vec<_> = uses.collect();
+    assert_eq!(
+        uses,
+        [
+            (0, None),
+            (0, None),
+            (0, None),
+            (0, None),
+            (0, None),
+            (1, Some(1))
+        ]
+    );
+    // The names are those of today's answers.
+    assert_eq!(whole.rules[0].used, Used::Told);
+}

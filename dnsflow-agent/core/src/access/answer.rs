@@ -10,7 +10,7 @@ use std::{
 use super::{Access, Planning, plan, whose};
 use crate::{
     Timestamp,
-    cache::Resolution,
+    cache::{End, Resolution},
     dns::{Answer, Response, answers},
     installed::{Batch, Expected, GroupId, Written},
     io::output::Output,
@@ -22,7 +22,7 @@ use crate::{
     values::{
         firewall::RuleAction,
         ids::PortId,
-        limits::{FLOWS_PER_ADDRESS_MAX, Limit},
+        limits::{FLOWS_PER_ADDRESS_MAX, LEFT_OUT_NAMED_MAX, Limit},
         name::DomainName,
         resolver::ServerId,
     },
@@ -167,6 +167,17 @@ impl Access<'_> {
                 answer,
                 denied: None,
             });
+        }
+        if response.is_truncated() && !is_denied {
+            let Answer {
+                name, addresses, ..
+            } = response.every_address(LEFT_OUT_NAMED_MAX);
+            let ports = recipients.0.iter().map(|recipient| recipient.port);
+            for port in ports {
+                for (address, _) in &addresses {
+                    self.not_open((port, *address), &name, End::Truncated, out.now());
+                }
+            }
         }
         let answer = match (answers::usable(response.answer(most), out), &denied) {
             (Some(answer), _) => answer,
@@ -460,6 +471,14 @@ impl Access<'_> {
         })
     }
 
+    /// Remembers why an address of an answer did not open, unless an earlier answer has opened it.
+    fn not_open(&mut self, key: (PortId, IpAddr), name: &DomainName, why: End, now: Timestamp) {
+        let (port, address) = key;
+        if self.cache.entry(port, address).is_none() {
+            self.cache.note_end(key, name, why, now);
+        }
+    }
+
     /// Counts and reports the addresses of an answer that were not opened for a limit.
     fn report_limits(&mut self, reading: &ReadAnswer, outcome: &Outcome, out: &mut Output) {
         let asker = reading.asked.asker;
@@ -480,12 +499,8 @@ impl Access<'_> {
             let ports = reading.recipients.0.iter().map(|recipient| recipient.port);
             for (port, address) in ports.flat_map(|port| beyond.iter().map(move |one| (port, *one)))
             {
-                // Open are those that an earlier answer had in front.
-                if self.cache.entry(port, address).is_none() {
-                    let limit = limit.clone();
-                    self.cache
-                        .leave_out((port, address), name, limit, out.now());
-                }
+                let why = End::Limit(limit.clone());
+                self.not_open((port, address), name, why, out.now());
             }
             let whose = |port| whose(self.ports, self.policy, port);
             self.cache.limit_reached(asker, limit, &whose, out);

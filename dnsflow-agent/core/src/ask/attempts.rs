@@ -16,7 +16,7 @@ use dnsflow_common::walk::{self, Packet, Ports, ServerPorts as _};
 
 use crate::{
     Timestamp,
-    dns::{Failure, Question, Response},
+    dns::{Failure, Question, QuestionType, Response},
     io::{input::Frame, report::Denied},
     tools::{
         rate::{Account, Rate},
@@ -173,7 +173,12 @@ impl Attempts {
             port: found.src_port,
         };
         if empty.is_some() {
-            if let Some(failure) = Failure::read(payload) {
+            // Of a name with addresses, many clients also ask for records that it does not have.
+            let is_of_addresses = |failure: &Failure| {
+                let kind = failure.question.kind;
+                !failure.is_no_data() || matches!(kind, QuestionType::A | QuestionType::Aaaa)
+            };
+            if let Some(failure) = Failure::read(payload).filter(is_of_addresses) {
                 let key = Questioned {
                     ifindex: frame.ifindex,
                     question: failure.question.clone(),

@@ -7,6 +7,7 @@ mod attempt;
 mod enforced;
 mod explain;
 mod services;
+mod target;
 pub(crate) mod told_names;
 
 use std::{
@@ -33,7 +34,7 @@ use crate::{
     switch::Switch,
     values::{
         connection::Attempt,
-        firewall::{Destination, Firewall, Rule, RuleAction},
+        firewall::{Destination, Firewall, IpVersions, Rule, RuleAction, open_beside},
         flow::{Protocol, Transport, text},
         ids::{PortId, RecordingId},
         name::DomainName,
@@ -46,10 +47,9 @@ pub use crate::{
     values::verdict::{Reason, Verdict},
 };
 pub use attempt::Judged;
-pub use explain::{
-    Beside, ExplainedAddress, Explanation, HeardName, RuleStep, StepOutcome, Target, TargetError,
-};
+pub use explain::{Beside, ExplainedAddress, Explanation, HeardName, RuleStep, StepOutcome};
 pub use services::{Backend, Frontend};
+pub use target::{Target, TargetError};
 
 /// A node.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -137,6 +137,9 @@ pub struct FirewallView {
     pub rules: usize,
     /// How many of them are for a name.
     pub rules_by_name: usize,
+    /// The IP versions over which all passes that no rule mentions, beside another one over which it is denied.
+    #[serde(default)]
+    pub open_beside: IpVersions,
     /// Problems and limitations.
     pub problems: Vec<ProblemView>,
 }
@@ -534,6 +537,7 @@ impl View<'_> {
             is_dry_run: self.policy.is_dry_run(namespace),
             rules: firewall.rules.len(),
             rules_by_name: firewall.rules.iter().filter(by_name).count(),
+            open_beside: open_beside(&firewall.rules),
             problems: self
                 .policy
                 .problems(namespace)

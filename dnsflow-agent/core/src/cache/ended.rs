@@ -17,6 +17,8 @@ pub(crate) enum End {
     Expired,
     /// A limit left no room for it.
     Limit(Limit),
+    /// The answer with it was truncated: the pod has to ask over TCP (RFC 2181, section 9).
+    Truncated,
 }
 
 /// A name that does not lead to an address for a port any more.

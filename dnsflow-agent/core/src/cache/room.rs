@@ -323,11 +323,16 @@ impl Cache {
     }
 
     /// Remembers that a limit left no room for an answer to a port.
-    pub(crate) fn leave_out(
+    pub(crate) fn leave_out(&mut self, key: Key, name: &DomainName, limit: Limit, now: Timestamp) {
+        self.note_end(key, name, End::Limit(limit), now);
+    }
+
+    /// Remembers why a name does not lead to an address for a port.
+    pub(crate) fn note_end(
         &mut self,
         (id, address): Key,
         name: &DomainName,
-        limit: Limit,
+        why: End,
         now: Timestamp,
     ) {
         self.ports.change(id, |port| {
@@ -335,7 +340,7 @@ impl Cache {
                 address,
                 name: name.clone(),
                 at: now,
-                why: End::Limit(limit),
+                why,
             });
         });
     }

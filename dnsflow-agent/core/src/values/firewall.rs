@@ -53,7 +53,7 @@ impl Firewall {
 }
 
 /// IP versions.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub struct IpVersions {
     /// Whether IPv4 is one of them.
     pub v4: bool,
@@ -76,6 +76,29 @@ impl fmt::Display for IpVersions {
             (false, true) => "::/0",
             (true, true) => "0.0.0.0/0, and one of ::/0,",
         })
+    }
+}
+
+/// The IP versions over which all passes that no rule mentions, beside another one over which a rule denies it.
+pub fn open_beside(rules: &[Rule]) -> IpVersions {
+    let (mut denied, mut decided) = (IpVersions::default(), IpVersions::default());
+    for rule in rules.iter().filter(|rule| rule.ports.is_empty()) {
+        let Destination::Cidr(network) = &rule.destination else {
+            continue;
+        };
+        if network.prefix_len() == 0 {
+            let is_denied = rule.action == RuleAction::Deny;
+            let [of_denied, of_all] = [&mut denied, &mut decided].map(|versions| match network {
+                IpNet::V4(_) => &mut versions.v4,
+                IpNet::V6(_) => &mut versions.v6,
+            });
+            *of_denied |= is_denied;
+            *of_all = true;
+        }
+    }
+    IpVersions {
+        v4: denied.v6 && !decided.v4,
+        v6: denied.v4 && !decided.v6,
     }
 }
 

@@ -323,7 +323,7 @@ fn how_addresses_are_opened_is_said_with_the_reason() {
         (
             Ok(Decision::Flows(Obstacle::NotPinned)),
             Fine,
-            "by flows of their own: without --pin-dir",
+            "by flows of their own: without --pin-dir, marks end with the agent; flows stay for --keep-flows",
         ),
         (
             Ok(Decision::FlowsForNow(reason())),
@@ -675,6 +675,44 @@ fn a_deny_by_name_without_a_deny_of_all_addresses_behind_is_told() {
     one(of_other, "deny-by-name", Status::Warning, &words);
     let backed = with_rules(&[(Deny, "bad.example"), (Deny, "0.0.0.0/0")]);
     assert_eq!(changed(backed), []);
+}
+
+#[test]
+fn an_ip_version_that_the_rules_leave_open_is_told() {
+    use RuleAction::{Allow, Deny};
+    let in_cluster = |is_dual: bool, rules: &'static [(RuleAction, &'static str)]| {
+        move |facts: &mut Facts| {
+            with_rules(rules)(facts);
+            if is_dual && let Ok(northbound) = &mut facts.nb {
+                let acl = northbound.acls.get_mut(&ACL).expect("it is there");
+                acl.matches =
+                    "(ip4.dst == $a18346816605274050565 || ip6.dst == $a1) && inport == @a1".into();
+            }
+        }
+    };
+    let warned = |is_dual, rules| {
+        let findings = changed(in_cluster(is_dual, rules)).into_iter();
+        let mut lines = findings.filter(|(check, ..)| *check == "ip-versions");
+        let line = lines.next().map(|(.., line)| line);
+        assert_eq!(lines.next(), None);
+        line
+    };
+    let v4_alone = &[(Allow, "example.com"), (Deny, "0.0.0.0/0")];
+    let line = warned(true, v4_alone).expect("a warning");
+    assert!(
+        line.contains("over IPv6 it passes: ns1; add a Deny of cidrSelector ::/0"),
+        "{line}"
+    );
+    let line = warned(true, &[(Deny, "::/0")]).expect("a warning");
+    assert!(
+        line.contains("over IPv4 it passes: ns1; add a Deny of cidrSelector 0.0.0.0/0"),
+        "{line}"
+    );
+    // The cluster has no other version, or the rules say what becomes of it.
+    assert_eq!(warned(false, v4_alone), None);
+    assert_eq!(warned(true, &[(Deny, "0.0.0.0/0"), (Deny, "::/0")]), None);
+    assert_eq!(warned(true, &[(Allow, "::/0"), (Deny, "0.0.0.0/0")]), None);
+    assert_eq!(warned(true, &[(Allow, "example.com")]), None);
 }
 
 #[test]

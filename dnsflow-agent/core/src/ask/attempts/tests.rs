@@ -107,9 +107,17 @@ fn errors_are_remembered() {
         bytes[45] |= code;
         attempts.hear(frame(ifindex, at(when), &bytes), at(when));
     };
-    // Without a record, it is none.
+    // An answer without a record is one if the question was for addresses, and if none over TCP follows.
+    let mut bytes = answer_frame("a.test", &[], 60);
+    let (flags, kind) = (44, 42 + 12 + 8 + 1);
+    for (place, value) in [(flags, bytes[flags] | 0x02), (kind, 65)] {
+        let before = std::mem::replace(&mut bytes[place], value);
+        attempts.hear(frame(IFINDEX, at(0), &bytes), at(0));
+        assert_eq!(attempts.failed_for(&name), []);
+        bytes[place] = before;
+    }
     hear(&mut attempts, IFINDEX, "a.test", 0, 0);
-    assert_eq!(attempts.failed_for(&name), []);
+    assert!(attempts.failed_for(&name)[0].failure.is_no_data());
     hear(&mut attempts, IFINDEX, "a.test", 3, 1);
     hear(&mut attempts, IFINDEX, "a.test", 2, 2);
     hear(&mut attempts, 8, "b.test", 3, 3);

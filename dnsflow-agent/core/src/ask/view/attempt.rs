@@ -29,6 +29,8 @@ pub enum Judged {
     Allowed(Box<Tried>),
     /// It is denied.
     Denied(Box<Tried>, Box<Denied>),
+    /// It is denied, behind a Service: the rules do not see the address of the attempt.
+    DeniedBehind(Box<Denied>),
 }
 
 /// The newest names that lead a pod to an address, in order, and the number of all.
@@ -104,12 +106,19 @@ impl View<'_> {
             transport: Some(attempt.transport()),
             ..Asked::default()
         };
+        let mut decision = self.decide(id, port, asked);
+        let behind = match decision.ruling.reason {
+            Reason::InCluster => self.denied_behind((id, port), asked),
+            _ => None,
+        };
+        let is_behind = behind.is_some();
+        decision = behind.unwrap_or(decision);
         let Decision {
             ruling,
             firewall,
             remedy,
             ..
-        } = self.decide(id, port, asked);
+        } = decision;
         let rule = firewall
             .zip(ruling.rule)
             .and_then(|(firewall, rule)| rule_at(firewall, rule));
@@ -155,7 +164,10 @@ impl View<'_> {
             text,
             remedy,
         };
-        Judged::Denied(tried, Box::new(denied))
+        match is_behind {
+            true => Judged::DeniedBehind(Box::new(denied)),
+            false => Judged::Denied(tried, Box::new(denied)),
+        }
     }
 
     /// The newest names of an address of a port, with those that were heard of.

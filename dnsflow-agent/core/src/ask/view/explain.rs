@@ -4,13 +4,12 @@
 use std::{
     borrow::Cow,
     cell::{OnceCell, RefCell},
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
-    str::FromStr,
 };
 
 use dnsflow_common::question::question_hash;
-use hickory_proto::rr::Name;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -22,6 +21,7 @@ use super::{
     enforced::{AddressFlows, Extent, RuleFlows},
     pod_of,
     services::Frontend,
+    target::Target,
     told_names::ToldNames,
     transport_text,
 };
@@ -50,86 +50,6 @@ use crate::{
 
 /// At most this many DNS servers are named in a hint.
 const DNS_SERVERS_MAX: usize = 4;
-
-/// The target of the question.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Target {
-    /// A name, and every address that the pod was told for it.
-    Name(DomainName, Option<Transport>),
-    /// An address.
-    Address(IpAddr, Option<Transport>),
-}
-
-/// A text that is no target.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum TargetError {
-    /// It has another form.
-    #[error(
-        "`{0}` is no target: use NAME, ADDRESS, NAME:PORT, ADDRESS:PORT or [IPV6]:PORT, and /udp or \
-         /sctp behind a port that is not for TCP"
-    )]
-    Form(String),
-    /// It is the pattern of a rule.
-    #[error("`{0}` stands for many names: ask for one of them, such as {1}")]
-    Wildcard(String, String),
-}
-
-impl FromStr for Target {
-    type Err = TargetError;
-
-    fn from_str(text: &str) -> Result<Self, TargetError> {
-        let error = || TargetError::Form(text.to_owned());
-        if text.starts_with("*.") {
-            let one = text.replacen('*', "www", 1);
-            return Err(TargetError::Wildcard(text.to_owned(), one));
-        }
-        if let Ok(address) = text.parse() {
-            return Ok(Self::Address(address, None));
-        }
-        let (host, transport) = match text.rsplit_once(':') {
-            Some((host, port)) if !text.ends_with(']') => {
-                (host, Some(transport(port).ok_or_else(error)?))
-            }
-            _ => (text, None),
-        };
-        let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-        match bare.unwrap_or(host).parse() {
-            Ok(address) => Ok(Self::Address(address, transport)),
-            Err(_) if bare.is_some() || host.contains(':') => Err(error()),
-            Err(_) => {
-                let name = host_name(host).ok_or_else(error)?;
-                // An address with a mistake, or a network: no name ends with a number (RFC 3696, section 2).
-                let last = name.labels().last().unwrap_or_default();
-                let is_number = |byte: &u8| byte.is_ascii_digit() || *byte == b'/';
-                match last.iter().all(is_number) {
-                    true => Err(error()),
-                    false => Ok(Self::Name(name, transport)),
-                }
-            }
-        }
-    }
-}
-
-/// Parses a name as people write it. Of one that is not ASCII, pods ask for the A-labels (RFC 5891, section 4.4), and a
-/// `dnsName` has them.
-fn host_name(text: &str) -> Option<DomainName> {
-    if text.is_ascii() {
-        return DomainName::from_presentation(text).ok();
-    }
-    let name = Name::from_utf8(text).ok()?;
-    DomainName::from_labels(name.iter()).ok()
-}
-
-/// Parses `443`, `53/udp`.
-fn transport(text: &str) -> Option<Transport> {
-    let (port, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
-    let protocol = Protocol::of_name(protocol)?;
-    let port = port.parse().ok().filter(|port| *port > 0)?;
-    Some(Transport {
-        protocol,
-        port: Some(port),
-    })
-}
 
 /// How a rule bears on a connection.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -263,12 +183,14 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// A query for a name that no answer has followed, or an error.
+/// A query for a name that no answer has followed, or an error, or an answer without an address.
 #[derive(Debug)]
 pub(super) struct Fruitless {
     at: Timestamp,
     reason: Reason,
     text: String,
+    /// Whether the name is there, without an address of this IP version: most names have none of IPv6.
+    is_no_data: bool,
 }
 
 /// OVN's address sets that have an address.
@@ -581,13 +503,19 @@ impl View<'_> {
         };
         let mut known = name.map(addresses_of).unwrap_or_default();
         // The search domains come first: if one has an answer, the pod does not ask for the name itself.
-        let searched = name.filter(|_| known.is_empty()).and_then(|name| {
-            let told = led_here.iter().map(|one| &one.heard);
-            let told = told.filter(|told| is_with_search_domain(&told.name, name));
-            let newest = told.max_by_key(|told| told.at)?;
+        let longer = match name.filter(|_| known.is_empty()) {
+            Some(name) => self.told_with_more_labels(id, name, &led_here, now),
+            None => BTreeMap::new(),
+        };
+        let searched = name.and_then(|name| {
+            let mut told = longer
+                .iter()
+                .map(|(told, at)| (*told, *at))
+                .collect::<Vec<_>>();
+            told.retain(|(told, _)| is_with_search_domain(told, name));
+            let (told, at) = told.into_iter().max_by_key(|(_, at)| *at)?;
             let mut fruitless = fruitless.iter().flatten();
-            let is_last = fruitless.all(|one| one.at <= newest.at);
-            is_last.then_some(&newest.name)
+            fruitless.all(|one| one.at <= at).then_some(told)
         });
         if let Some(told) = searched {
             known = addresses_of(told);
@@ -678,6 +606,9 @@ impl View<'_> {
             if let Some(asked) = untrusted.filter(|_| addresses.iter().any(is_untold)) {
                 hints.push(self.untrusted((id, port), asked, now));
             }
+            if searched.is_none() && !longer.is_empty() {
+                hints.push(told_for_short_name(name, &longer));
+            }
             if let Some((told, name)) = searched.zip(name)
                 && !is_of_cluster(told)
             {
@@ -686,7 +617,9 @@ impl View<'_> {
                 ));
             }
             if addresses.iter().all(|one| !is_fruitless(one.reason)) && searched.is_none() {
-                hints.extend(fruitless.into_iter().flatten().map(|one| one.text));
+                let fruitless = fruitless.into_iter().flatten();
+                let fruitless = fruitless.filter(|one| !one.is_no_data);
+                hints.extend(fruitless.map(|one| one.text));
                 hints.dedup();
             }
         }
@@ -719,6 +652,32 @@ impl View<'_> {
             .chain(refused.map(|(_, address)| *address))
             .chain(ended.map(|ended| ended.address))
             .collect()
+    }
+
+    /// The names that led the pod to an address and that begin with this one, with the time of the newest answer.
+    fn told_with_more_labels<'b>(
+        &'b self,
+        id: PortId,
+        name: &DomainName,
+        led_here: &[&'b HeardAt],
+        now: Timestamp,
+    ) -> BTreeMap<&'b DomainName, Timestamp> {
+        let has_more = |told: &DomainName| {
+            told.wire().len() > name.wire().len() && told.wire().starts_with(name.wire())
+        };
+        let entries = self.cache.port(id).entries.iter();
+        let cached = entries.flat_map(|(_, entry)| entry.names.iter());
+        let cached = cached.map(|(told, term)| {
+            let ago = self.cache.told_since(term, now);
+            (told, now.checked_sub(ago).unwrap_or_default())
+        });
+        let heard = led_here.iter().map(|one| (&one.heard.name, one.heard.at));
+        let mut longer = BTreeMap::new();
+        for (told, at) in cached.chain(heard).filter(|(told, _)| has_more(told)) {
+            let newest = longer.entry(told).or_insert(at);
+            *newest = at.max(*newest);
+        }
+        longer
     }
 
     /// The newest query of a pod for the addresses of a name that no answer has followed. A pod asks for the name with
@@ -760,6 +719,7 @@ impl View<'_> {
                 query.resolver,
                 now.since(query.at).as_secs()
             ),
+            is_no_data: false,
         })
     }
 
@@ -790,6 +750,7 @@ impl View<'_> {
             at: *at,
             reason: Reason::AnsweredWithError,
             text: format!("the pod asked {resolver} for it {ago}s ago, and was told {failure}"),
+            is_no_data: failure.is_no_data(),
         })
     }
 
@@ -921,7 +882,15 @@ impl View<'_> {
             address.is_loopback() || address.is_unspecified() || row.addresses.contains(&address)
         };
         let (verdict, reason, text) = if asked.address.is_some_and(is_own) {
-            let text = "the connection stays in the pod";
+            let text = match asked
+                .address
+                .is_some_and(|address| address.is_unspecified())
+            {
+                true => {
+                    "the connection stays in the pod; a DNS server that filters names answers so for those that it blocks"
+                }
+                false => "the connection stays in the pod",
+            };
             (Verdict::Allowed, Reason::InPod, text)
         } else if let Some(address) = asked.address
             && let mut own = row.addresses.iter()
@@ -1428,6 +1397,12 @@ impl View<'_> {
                     Reason::Expired,
                     format!("the answer for {name} has expired: the pod has to ask again"),
                 ),
+                End::Truncated => Untold::new(
+                    Reason::NotAnswered,
+                    format!(
+                        "the answer for {name} was truncated: the pod has to ask over TCP, and has no answer over TCP"
+                    ),
+                ),
                 End::Limit(limit) => Untold {
                     reason: Reason::LimitReached,
                     text: format!("a limit left no room for this address of {name} ({limit})"),
@@ -1558,6 +1533,19 @@ impl View<'_> {
         {
             hints.extend(self.denied_dns(port, firewall));
         }
+        let is_by_name = |one: &ExplainedAddress| {
+            let mut steps = one.steps.iter();
+            one.address.is_none() && steps.any(|step| step.outcome == StepOutcome::OnceAsked)
+        };
+        if addresses
+            .iter()
+            .any(|one| one.reason == Reason::NotResolved && is_by_name(one))
+        {
+            hints.push(
+                "a rule holds for the name that the pod asks for, and not for a name behind it (CNAME, ExternalName)"
+                    .to_owned(),
+            );
+        }
         let mut reasons = addresses.iter().map(|address| address.reason);
         if reasons.any(|reason| is_untold(reason) && reason != Reason::NoResolverTrusted) {
             let trusted = self.answers.trusted().into_iter().flatten();
@@ -1630,6 +1618,28 @@ fn is_with_search_domain(told: &DomainName, name: &DomainName) -> bool {
     let [told_wire, wire] = [told, name].map(DomainName::wire);
     let is_longer = told_wire.len() > wire.len() && told_wire.starts_with(wire);
     is_longer && (name.labels().count() > 1 || is_of_cluster(told))
+}
+
+/// What the pod was told for names that begin with a name of one label. Which of them its search domains make of it, the
+/// agent does not know.
+fn told_for_short_name(
+    name: Option<&DomainName>,
+    longer: &BTreeMap<&DomainName, Timestamp>,
+) -> String {
+    let mut newest: Vec<_> = longer
+        .iter()
+        .map(|(told, at)| (Reverse(at), told))
+        .collect();
+    newest.sort();
+    let told = newest
+        .iter()
+        .take(HINTS_MAX)
+        .map(|(_, told)| told.to_string());
+    let told = told.collect::<Vec<_>>().join(", ");
+    let name = name.map(ToString::to_string).unwrap_or_default();
+    format!(
+        "{name} stands for a name with a search domain behind it; the pod was told {told}: ask for that name"
+    )
 }
 
 /// A rule that would match, if this were no dry run.
@@ -1886,6 +1896,10 @@ fn remedy(
                 IpNet::from(address)
             )
         }
+        (Reason::NotResolved, ..) if let Some(address) = to.asked.address => format!(
+            "if the pod connects without a name, allow it before rule {denying} with `cidrSelector: {}`",
+            IpNet::from(address)
+        ),
         (Reason::LimitReached, ..) if let Some(address) = to.asked.address => format!(
             "allow it before rule {denying} with `cidrSelector: {}`",
             IpNet::from(address)

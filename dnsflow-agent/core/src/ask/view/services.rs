@@ -5,12 +5,14 @@ use std::{collections::BTreeSet, fmt::Write, net::IpAddr};
 
 use super::{
     View,
-    explain::{Asked, Beside, Decision, Ruling, Sets},
+    explain::{Asked, Beside, Decision, Ruling, Sets, rule_at},
     transport_text,
 };
 use crate::{
+    ask::judge::Doubt,
     pods::ports::Port,
     values::{
+        firewall::RuleAction,
         flow::{Protocol, Transport},
         ids::PortId,
         verdict::{Reason, Verdict},
@@ -19,6 +21,9 @@ use crate::{
 
 /// The rules are asked about at most this many backends: it is done by the thread that opens addresses.
 const BACKENDS_MAX: usize = 16;
+
+/// The same of an attempt: pods make many of them.
+const BACKENDS_OF_ATTEMPT_MAX: usize = 4;
 
 /// At most this many ports of a Service are named.
 const PORTS_SHOWN: usize = 4;
@@ -276,6 +281,44 @@ impl View<'_> {
         Some(decision)
     }
 
+    /// The decision over a connection to an address of Services that lead out of the pods' networks alone, if the rules
+    /// deny it whatever its port and whichever endpoint OVN chooses. The thread that opens addresses asks for each
+    /// attempt: it knows no ports of Services, and looks at few endpoints.
+    pub(super) fn denied_behind(
+        &self,
+        (id, port): (PortId, &Port),
+        asked: Asked<'_>,
+    ) -> Option<Decision<'_>> {
+        let (row, address) = (&port.row, asked.address?);
+        // Of a load balancer of another network, the pod has no endpoint.
+        if row.network.is_some() {
+            return None;
+        }
+        let namespace = self.policy.namespace_of_names(row);
+        let mut backends = self.policy.backends_behind(address);
+        let some: BTreeSet<IpAddr> = backends.by_ref().take(BACKENDS_OF_ATTEMPT_MAX).collect();
+        let is_inside = |backend: &IpAddr| self.refused.is_inside(*backend, row, namespace);
+        if backends.next().is_some() || some.iter().any(is_inside) {
+            return None;
+        }
+        let service = self.policy.services_at(address).next()?;
+        let beside = Beside::default();
+        let led = |backend: &IpAddr| {
+            let backend = Backend {
+                address: *backend,
+                port: None,
+            };
+            BTreeSet::from([(backend, None)])
+        };
+        let behind = |backend| self.decide_by_each((id, port), (service, &led(backend)), &beside);
+        let is_denied_behind = |backend| behind(backend).is_some_and(|decision| denies(&decision));
+        // A port that the Service does not have is one of its address.
+        let is_denied =
+            some.iter().all(is_denied_behind) && denies(&self.decide_not_taken((id, port), asked));
+        let all: BTreeSet<(Backend, Option<Transport>)> = some.iter().flat_map(led).collect();
+        is_denied.then(|| self.decide_by_each((id, port), (service, &all), &beside))?
+    }
+
     /// A backend outside the pods' networks of the Services at an address.
     fn leads_out(&self, port: &Port, address: IpAddr) -> Option<IpAddr> {
         let row = &port.row;
@@ -284,6 +327,23 @@ impl View<'_> {
         let outside = backends.filter(|backend| !self.refused.is_inside(*backend, row, namespace));
         outside.min()
     }
+}
+
+/// Whether a rule denies, whatever the agent does not know but the addresses that ovn-kubernetes has resolved.
+fn denies(decision: &Decision<'_>) -> bool {
+    let Ruling {
+        verdict,
+        rule,
+        doubt,
+        ..
+    } = &decision.ruling;
+    let rule = decision.firewall.zip(*rule);
+    let rule = rule.and_then(|(firewall, rule)| rule_at(firewall, rule));
+    let is_certain = matches!(
+        (verdict, doubt),
+        (Verdict::Blocked | Verdict::NotYet, _) | (Verdict::NotKnown, Some(Doubt::Resolved))
+    );
+    is_certain && rule.is_some_and(|rule| rule.action == RuleAction::Deny)
 }
 
 fn not_known(text: String) -> Decision<'static> {

@@ -273,7 +273,7 @@ fn closed(node: &Node) -> usize {
     of_rule.map(|(_, to, _)| to).collect::<BTreeSet<_>>().len()
 }
 
-fn truncated(name: &str, addresses: &[[u8; 4]]) -> Vec<u8> {
+pub(super) fn truncated(name: &str, addresses: &[[u8; 4]]) -> Vec<u8> {
     let mut bytes = answer_frame(name, addresses, 60);
     bytes[42 + 2] |= 0x02;
     bytes

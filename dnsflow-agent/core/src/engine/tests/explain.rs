@@ -5,7 +5,7 @@ use std::{net::SocketAddr, ops::Range};
 use dnsflow_common::{question::question_hash, walk::Ports as DnsPorts};
 use ipnet::IpNet;
 
-use super::{limits::many, starts::is_open, *};
+use super::{answers::truncated, limits::many, starts::is_open, *};
 use crate::{
     ask::{
         attempts::{AskedServer, Attempts, Heard, HeardAt},
@@ -14,6 +14,7 @@ use crate::{
             Target, Verdict, told_names::WORK,
         },
     },
+    dns::QuestionType,
     ovn::{
         acl::of_ports,
         hash::{Family, address_set_hashes},
@@ -455,12 +456,74 @@ fn a_name_that_was_told_with_a_search_domain_is_judged_as_such() {
     let found = address(of(&node, "www.example.com:443", &later)).reason;
     assert_eq!(found, Reason::AnsweredWithError);
     let short = heard_of(&node, "www", ("www.example.org", &[ADDRESS], 0));
-    assert_eq!(of(&node, "www", &short).addresses[0].address, None);
+    let explained = of(&node, "www", &short);
+    assert_eq!(explained.addresses[0].address, None);
+    let hint = "www stands for a name with a search domain behind it; the pod was told www.example.org: ask for that name";
+    assert!(
+        explained.hints.iter().any(|one| one == hint),
+        "{:?}",
+        explained.hints
+    );
+    let without = of(&node, "ww", &short).hints;
+    assert!(
+        !without.iter().any(|one| one.contains("was told")),
+        "{without:?}"
+    );
     let service = heard_of(&node, "web", ("web.ns1.svc.cluster.local", &[ADDRESS], 0));
     assert_eq!(
         of(&node, "web", &service).addresses[0].address,
         Some(ADDRESS.into())
     );
+}
+
+/// The answers for names that rules mention are in the cache.
+#[test]
+fn a_mentioned_name_with_a_search_domain_is_found() {
+    let mut node = node(&[allow("example.net"), deny_all()]);
+    let told = "www.example.com.corp.example.net";
+    node.answer("p1", told, &[ADDRESS], 60);
+    let found = address(explain(&node, "p1", "www.example.com:443"));
+    assert_eq!((found.verdict, found.rule), (Verdict::Allowed, Some(0)));
+    assert!(
+        found
+            .text
+            .starts_with(&format!("the pod was told {told} for it: ")),
+        "{}",
+        found.text
+    );
+    let short = explain(&node, "p1", "www:443").hints;
+    assert!(
+        short
+            .iter()
+            .any(|hint| hint.contains(&format!("was told {told}: "))),
+        "{short:?}"
+    );
+}
+
+/// NODATA: the name is there, and has no address of the pod's IP version.
+#[test]
+fn an_answer_without_an_address_decides() {
+    let node = node(&[allow("example.com"), deny_all()]);
+    let name = "www.example.com";
+    let beside = heard_of(&node, name, (name, &[], 0));
+    let target = || "www.example.com:443".parse().expect("a target");
+    let found = address(explain_with(&node, "p1", target(), &beside));
+    let blocked = (Verdict::Blocked, Reason::AnsweredWithError, Some(0));
+    assert_eq!((found.verdict, found.reason, found.rule), blocked);
+    assert!(
+        found.text.ends_with("was told that it has no IPv4 address"),
+        "{}",
+        found.text
+    );
+    // Most names have no address of the other IP version: of a pod without it, that says nothing.
+    let mut of_v6 = beside.clone();
+    of_v6.failed[0].failure.question.kind = QuestionType::Aaaa;
+    let explained = explain_with(&node, "p1", target(), &of_v6);
+    assert_eq!(explained.addresses[0].reason, Reason::NotResolved);
+    let mut denied = self::node(&[deny_all()]);
+    denied.answer("p1", name, &[ADDRESS], 60);
+    let hints = explain_with(&denied, "p1", target(), &of_v6).hints;
+    assert!(!hints.iter().any(|hint| hint.contains("IPv6")), "{hints:?}");
 }
 
 #[test]
@@ -908,52 +971,6 @@ fn a_port_of_another_node_cannot_be_explained() {
     );
 }
 
-#[test]
-fn targets_are_parsed() {
-    let tcp = |port| {
-        Some(Transport {
-            protocol: Protocol::Tcp,
-            port: Some(port),
-        })
-    };
-    let v6 = "2001:db8::1".parse::<IpAddr>().expect("an address");
-    let parse = |text: &str| text.parse::<Target>().ok();
-    for written in ["2001:db8::1", "[2001:db8::1]"] {
-        assert_eq!(parse(written), Some(Target::Address(v6, None)));
-    }
-    assert_eq!(
-        parse("[2001:db8::1]:443"),
-        Some(Target::Address(v6, tcp(443)))
-    );
-    let name = DomainName::from_presentation("example.com").expect("a name");
-    for written in ["Example.com:443/tcp", "example.com.:443"] {
-        let named = Target::Name(name.clone(), tcp(443));
-        assert_eq!(parse(written), Some(named), "{written}");
-    }
-    for wrong in [
-        "",
-        "example.com:0",
-        "example.com:443/icmp",
-        "[x]:443",
-        "[2001:db8::1",
-        "a..b",
-        "203.0.113.300",
-        "203.0.113.0/24:443",
-        "2001:db8::/32",
-        "mün chen.example.com",
-        "*.example.com:443",
-    ] {
-        assert_eq!(parse(wrong), None, "{wrong}");
-    }
-    let error = "*.example.com:443"
-        .parse::<Target>()
-        .expect_err("a pattern");
-    assert_eq!(
-        error.to_string(),
-        "`*.example.com:443` stands for many names: ask for one of them, such as www.example.com:443"
-    );
-}
-
 /// The API server takes the A-label alone as `dnsName`, and pods ask for it.
 #[test]
 fn a_name_in_another_script_is_found() {
@@ -1354,6 +1371,73 @@ fn the_remedy_for_a_service_that_leads_outside_is_a_rule_for_its_endpoints() {
     assert_eq!(verdict, Verdict::Allowed);
 }
 
+/// The verdict over the pod's attempt to connect to the Service of [`with_service`].
+fn judged_at_service(node: &Node) -> Judged {
+    let attempt = Attempt {
+        ifindex: ifindex_of(node.pods["ns1_p1"]),
+        protocol: Protocol::Tcp,
+        address: [10, 96, 0, 80].into(),
+        port: 80,
+        at: node.now,
+    };
+    node.engine.view().judge_attempt(&attempt, &[], node.now)
+}
+
+/// An attempt is told of only if it is denied at each endpoint, and also if the Service does not have the port.
+#[test]
+fn an_attempt_at_a_service_that_leads_outside_is_denied_behind_it() {
+    let outside = |last| cidr(RuleAction::Allow, &format!("198.51.100.{last}/32"));
+    let backends = ["198.51.100.8:443", "198.51.100.9:443"];
+    let (node, _) = with_service(&[allow("example.com"), deny_all()], &backends);
+    let Judged::DeniedBehind(denied) = judged_at_service(&node) else {
+        panic!("it is denied");
+    };
+    assert_eq!(
+        (denied.reason, denied.rule),
+        (Reason::DeniedByRule, Some(1))
+    );
+    assert!(
+        denied
+            .text
+            .starts_with("the Service ns1/web leads to 198.51.100.8, where the rules hold: "),
+        "{}",
+        denied.text
+    );
+    let remedy = "allow it before rule 1 with `cidrSelector: 198.51.100.8/32`; and allow it before rule 1 with \
+                  `cidrSelector: 198.51.100.9/32`";
+    assert_eq!(denied.remedy.as_deref(), Some(remedy));
+    let on_443 = Rule {
+        ports: vec![Transport {
+            protocol: Protocol::Tcp,
+            port: Some(443),
+        }],
+        ..outside(8)
+    };
+    let service = cidr(RuleAction::Allow, "10.96.0.80/32");
+    let five: Vec<String> = (1..=5)
+        .map(|last| format!("198.51.100.{last}:443"))
+        .collect();
+    let five: Vec<&str> = five.iter().map(String::as_str).collect();
+    for (rules, backends) in [
+        (vec![deny_all()], &["10.244.1.7:8080"][..]),
+        (vec![deny_all()], &["10.244.1.7:8080", "198.51.100.8:443"]),
+        (vec![outside(8), deny_all()], &backends),
+        (vec![outside(9), deny_all()], &backends),
+        (vec![on_443, deny_all()], &backends),
+        (vec![service, deny_all()], &backends),
+        (vec![allow("example.com")], &backends),
+        (vec![deny_all()], &five),
+        (vec![deny_all()], &[]),
+    ] {
+        let (node, _) = with_service(&rules, backends);
+        assert_eq!(
+            judged_at_service(&node),
+            Judged::NotJudged,
+            "{rules:?} {backends:?}"
+        );
+    }
+}
+
 /// Rules that deny a name each.
 fn denials(rules: Range<usize>, port: Option<u16>) -> impl Iterator<Item = Rule> {
     let transport = port.map(|port| Transport {
@@ -1389,7 +1473,7 @@ fn work_of_attempt(node: &Node) -> (Option<u32>, bool, usize) {
     match judged {
         Judged::Denied(tried, _) => (tried.rule, true, work),
         Judged::Allowed(tried) => (tried.rule, false, work),
-        Judged::NotJudged => panic!("it is not judged"),
+        Judged::NotJudged | Judged::DeniedBehind(_) => panic!("it is not judged"),
     }
 }
 
@@ -1616,6 +1700,87 @@ fn a_rule_by_name_is_no_remedy_for_an_address_without_a_name() {
     assert!(!remedy.contains("rule 0"), "{remedy}");
 }
 
+/// A pod that was told no name for the address may have it from elsewhere.
+#[test]
+fn for_an_address_without_a_name_the_remedy_is_the_address() {
+    let rules = [allow("example.com"), deny_all()];
+    let node = node(&rules);
+    let remedy = "if the pod connects without a name, allow it before rule 1 with `cidrSelector: 203.0.113.1/32`";
+    let found = address(explain(&node, "p1", TARGET));
+    assert_eq!(found.reason, Reason::NotResolved);
+    assert_eq!(found.remedy.as_deref(), Some(remedy));
+    let Judged::Denied(_, denied) = judged(&node) else {
+        panic!("it is denied");
+    };
+    assert_eq!(denied.remedy.as_deref(), Some(remedy));
+    // As it is printed.
+    let [by_name, all] = rules;
+    let applied = self::node(&[by_name, cidr(RuleAction::Allow, "203.0.113.1/32"), all]);
+    assert_eq!(verdict(&applied, TARGET), Verdict::Allowed);
+    // By name, the pod has to ask.
+    let by_name = address(explain(&node, "p1", "www.example.com:443"));
+    assert_eq!(by_name.remedy, None);
+}
+
+#[test]
+fn an_address_of_a_dns_filter_is_said_to_be_one() {
+    let node = node(&[allow("example.com"), deny_all()]);
+    let blocked = heard_of(&node, "ads.test", ("ads.test", &[[0, 0, 0, 0]], 0));
+    let target = "ads.test:443".parse().expect("a target");
+    let found = address(explain_with(&node, "p1", target, &blocked));
+    assert_eq!(
+        (found.verdict, found.reason),
+        (Verdict::Allowed, Reason::InPod)
+    );
+    assert!(
+        found.text.contains("a DNS server that filters names"),
+        "{}",
+        found.text
+    );
+    let own = address(explain(&node, "p1", "127.0.0.1:443"));
+    assert!(!own.text.contains("filters"), "{}", own.text);
+}
+
+#[test]
+fn a_name_behind_that_of_the_question_does_not_count() {
+    let mut node = node(&[allow("cdn.example.net"), deny_all()]);
+    let hint = "a rule holds for the name that the pod asks for, and not for a name behind it (CNAME, ExternalName)";
+    let has_hint = |node: &Node, target| {
+        let explained = explain(node, "p1", target);
+        explained.hints.iter().any(|one| one == hint)
+    };
+    assert!(has_hint(&node, "cdn.example.net:443"));
+    assert!(
+        !has_hint(&node, "www.example.org:443"),
+        "no rule has the name"
+    );
+    assert!(!has_hint(&node, TARGET), "there is no name");
+    node.answer("p1", "cdn.example.net", &[ADDRESS], 60);
+    assert!(!has_hint(&node, "cdn.example.net:443"), "it has asked");
+}
+
+/// The pod asks again over TCP. Until then it has no address that counts, and has been told one.
+#[test]
+fn a_truncated_answer_is_told() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    node.frame(ifindex, &truncated("www.example.com", &[ADDRESS]));
+    let blocked = |rule| (Verdict::Blocked, Reason::NotAnswered, Some(rule));
+    let text = "the answer for www.example.com was truncated: the pod has to ask over TCP, and has no answer over TCP";
+    for (target, rule) in [("www.example.com:443", 0), (TARGET, 1)] {
+        assert_eq!(reason(&node, target), blocked(rule), "{target}");
+        let found = address(explain(&node, "p1", target));
+        assert!(found.text.ends_with(text), "{}", found.text);
+    }
+    node.answer("p1", "www.example.com", &[ADDRESS], 60);
+    for target in ["www.example.com:443", TARGET] {
+        assert_eq!(verdict(&node, target), Verdict::Allowed, "{target}");
+    }
+    // What an earlier answer has opened stays as it is.
+    node.frame(ifindex, &truncated("www.example.com", &[ADDRESS]));
+    assert_eq!(verdict(&node, TARGET), Verdict::Allowed);
+}
+
 /// Trust in a DNS server holds for all pods: it is a hint, as long as the pod has just asked there.
 #[test]
 fn a_dns_server_that_is_not_trusted_is_a_hint_for_a_while() {
@@ -1641,7 +1806,9 @@ fn a_dns_server_that_is_not_trusted_is_a_hint_for_a_while() {
         };
         let target = TARGET.parse().expect("a target");
         let explained = explain_with(node, "p1", target, &beside);
-        assert_eq!(address(explained.clone()).remedy, None, "{server}");
+        // It is never a remedy.
+        let remedy = address(explained.clone()).remedy.unwrap_or_default();
+        assert!(!remedy.contains("resolver"), "{server}: {remedy}");
         explained.hints
     };
     let asked_at = node.now;
