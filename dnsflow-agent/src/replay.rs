@@ -267,6 +267,8 @@ impl Replay {
     fn obey(&mut self) {
         loop {
             self.engine.end_turn(self.now);
+            // Nobody starts behind it.
+            drop(self.engine.take_records());
             let commands = self.engine.take_commands();
             for report in self.engine.take_reports() {
                 self.report(report);

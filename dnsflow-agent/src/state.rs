@@ -36,7 +36,7 @@ const FILES: &[&str] = &[FILE, UNUSABLE];
 /// The form of the file.
 const FORM: &str = "dnsflow journal 1";
 /// A larger file is not the agent's: what lives on a full node, with the longest names, takes 80 MB.
-const SIZE_MAX: u64 = 512 << 20;
+const SIZE_MAX: u64 = 256 << 20;
 /// A file is written anew when it has twice the size of what lived when it was begun, and so much more.
 const REWRITE_AT_LEAST: u64 = 1 << 20;
 /// What could not be written is tried again, and told, so often.
@@ -56,6 +56,12 @@ pub enum StateError {
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
+    },
+    /// The file was removed.
+    #[error("the journal had {len} bytes, more than the agent writes, and was removed")]
+    TooLarge {
+        /// Its length.
+        len: u64,
     },
     /// The content is not of the form that this version writes. The file was set aside.
     #[error("the journal is not usable ({reason}) and was set aside as {}", path.display())]
@@ -124,11 +130,11 @@ impl Appended {
 }
 
 /// Opens the journal in `dir`, which is made if there is none. Returns what an earlier agent of this boot has left there,
-/// if there is a file that can be used, or why it cannot. Then a new file takes its place.
+/// if there is a file that can be used, or why it cannot. Then a new file takes its place, at once or later.
 ///
 /// # Errors
 ///
-/// Where the directory cannot be used, or not be written to.
+/// Where the directory cannot be used.
 pub fn open(
     dir: &Path,
     now: Timestamp,
@@ -144,13 +150,15 @@ pub fn open(
         retry_at: None,
         buffer: Vec::new(),
     };
-    let (saved, refusal) = match journal.read(now) {
+    let (saved, mut refusal) = match journal.read(now) {
         Ok(saved) => (saved, None),
         Err(refusal) => (None, Some(refusal)),
     };
-    if journal.file.is_none() {
-        journal.begin().map_err(io_error("write", &journal.path))?;
-        journal.end().map_err(io_error("write", &journal.path))?;
+    if journal.file.is_none()
+        && let Err(error) = journal.begin().and_then(|()| journal.end())
+    {
+        journal.give_up(now);
+        refusal = Some(io_error("write", &journal.path)(error));
     }
     Ok((journal, saved, refusal))
 }
@@ -169,7 +177,9 @@ pub fn remove(dir: &Path) -> Result<(), StateError> {
         Err(error) => return Err(io_error("use", dir)(error)),
     };
     for file in FILES {
-        let removed = directory.remove(file);
+        let removed = directory
+            .remove(file)
+            .and_then(|()| directory.abandon(file));
         removed.map_err(io_error("remove", &dir.join(file)))?;
     }
     Ok(())
@@ -181,7 +191,11 @@ impl Journal {
         let failed = || io_error("read", &self.path);
         let file = match self.directory.file(FILE, SIZE_MAX) {
             Ok(Ok(file)) => file,
-            Ok(Err(len)) => return Err(self.set_aside(format!("{len} bytes"))?),
+            Ok(Err(len)) => {
+                let removed = self.directory.remove(FILE);
+                removed.map_err(io_error("remove", &self.path))?;
+                return Err(StateError::TooLarge { len });
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed()(error)),
         };
@@ -191,7 +205,7 @@ impl Journal {
         let line = reader.by_ref().take(longest).read_until(b'\n', &mut first);
         line.map_err(failed())?;
         if first != self.head.as_bytes() {
-            return match first.starts_with(FORM.as_bytes()) {
+            return match first.starts_with(format!("{FORM} ").as_bytes()) {
                 // Of another boot: nothing of it is left.
                 true => Ok(None),
                 false => Err(self.set_aside("it has another form".into())?),
@@ -231,7 +245,8 @@ impl Journal {
     ///
     /// # Errors
     ///
-    /// Where the file system refuses. The next agent does not know these records then, until a new file is begun.
+    /// Where the file system refuses. The file ends then, until a new one takes its place: what follows would be believed
+    /// without these records.
     pub fn append(&mut self, records: &[Record], now: Timestamp) -> Result<(), StateError> {
         if records.is_empty() {
             return Ok(());
@@ -240,22 +255,27 @@ impl Journal {
         records
             .iter()
             .for_each(|record| form::write(record, &mut self.buffer));
-        let appended = match &mut self.file {
-            Some(file) => file.append(&self.buffer),
-            None => Err(io::ErrorKind::NotFound.into()),
-        };
+        let mut result = Ok(());
+        if let Some(file) = &mut self.file
+            && let Err(error) = file.append(&self.buffer)
+        {
+            self.file = None;
+            self.retry_at.get_or_insert(now);
+            result = Err(io_error("write", &self.path)(error));
+        }
         if let Some((file, _)) = &mut self.rewriting
             && let Err(error) = file.append(&self.buffer)
         {
             self.give_up(now);
-            appended.map_err(io_error("write", &self.path))?;
-            return Err(io_error("write", &self.path)(error));
+            result = Err(io_error("write", &self.path)(error));
         }
         self.buffer.shrink_to(BUFFER_KEPT_MAX);
-        appended.map_err(|error| {
-            self.retry_at.get_or_insert(now + RETRY_INTERVAL);
-            io_error("write", &self.path)(error)
-        })
+        result
+    }
+
+    /// Whether the records that are appended are in some file.
+    pub fn has_file(&self) -> bool {
+        self.file.is_some() || self.rewriting.is_some()
     }
 
     /// When a new file is due because records are missing.
@@ -342,6 +362,8 @@ impl Journal {
     /// A new file could not be written: the old one goes on, and another new one is tried later.
     fn give_up(&mut self, now: Timestamp) {
         self.rewriting = None;
+        // It takes the space of others. If it cannot be removed, the next one does so.
+        let _removed = self.directory.abandon(FILE);
         self.retry_at = Some(now + RETRY_INTERVAL);
         self.rewrite_at = u64::MAX;
     }

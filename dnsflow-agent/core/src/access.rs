@@ -29,8 +29,8 @@ use crate::{
     policy::{
         Mention, Policy,
         plan::{
-            Basis, ManyNames, MatchedRules, Plan, Planned, Planner, PortFacts, Room, Space,
-            keys_of, matched_by_any,
+            Basis, ManyNames, MatchedRules, Planned, Planner, PortFacts, Room, Space, keys_of,
+            matched_by_any,
         },
         refused::{ChangedNetworks, Recheck, Refusal, Refused, RefusedAddresses},
         rules::{ChangedName, ChangedNames, ChangedRules},
@@ -718,31 +718,28 @@ impl Access<'_> {
         Some((port, address))
     }
 
-    /// Of these flows, those that a rule which denies would write at one of these ports, whatever the name.
+    /// Of these flows, those that a rule which denies would write at one of these ports, whatever the name, for an address
+    /// without a known name.
     pub(crate) fn denials<'k>(
         &mut self,
         ports: &BTreeSet<PortId>,
         flows: impl Iterator<Item = (&'k FlowKey, Cookie)>,
     ) -> HashSet<FlowKey> {
-        let mut plans: HashMap<(PortId, bool), Plan> = HashMap::new();
         let denials = flows.filter(|(key, cookie)| {
-            let Some((port_id, address)) = self.entry_key(key) else {
+            let port_id = self.entry_key(key).and_then(|(port, address)| {
+                // Where names are known, they decide.
+                let has_names = self.cache.entry(port, address).is_some();
+                (ports.contains(&port) && !has_names).then_some(port)
+            });
+            let Some((port_id, port)) = port_id.and_then(|id| Some((id, self.ports.get(id)?)))
+            else {
                 return false;
             };
-            let v6 = address.is_ipv6();
-            let plan = plans.entry((port_id, v6)).or_insert_with(|| {
-                let port = self.ports.get(port_id);
-                let Some(port) = port.filter(|_| ports.contains(&port_id)) else {
-                    return Plan::new();
-                };
-                let sets = self.policy.sets(&port.row);
-                let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
-                let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
-                let planner = &mut self.plans.planner;
-                facts.map_or_else(Plan::new, |facts| planner.denials(facts, v6))
-            });
-            let found = plan.binary_search_by(|template| template.cmp_to(key));
-            found.is_ok_and(|at| plan[at].body.cookie == *cookie)
+            let sets = self.policy.sets(&port.row);
+            let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
+            let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
+            let planner = &mut self.plans.planner;
+            facts.is_some_and(|facts| planner.is_denial(facts, (key, *cookie)))
         });
         denials.map(|(key, _)| key.clone()).collect()
     }

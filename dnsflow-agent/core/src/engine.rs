@@ -614,6 +614,11 @@ impl Engine {
         self.told.cache.load(saved, now);
     }
 
+    /// An earlier run has left no journal, and this run's begins, before any other input.
+    pub fn begin_journal(&mut self, now: Timestamp) {
+        self.told.cache.begin_journal(now);
+    }
+
     /// Takes out the records of the turn. They are to be written before its commands are carried out.
     pub fn take_records(&mut self) -> Vec<Record> {
         self.told.cache.take_records()
@@ -632,7 +637,10 @@ impl Engine {
     /// The ports at which programs of the earlier run may have opened addresses, as far as its journal says.
     fn ports_of_earlier_run(&self) -> impl Iterator<Item = &Port> {
         let ports = self.ports.iter().map(|(_, port)| port);
-        ports.filter(|port| self.told.cache.is_of_earlier_run(&port.row.iface_id))
+        ports.filter(|port| {
+            let pod = port.row.iface_id_ver.as_deref();
+            self.told.cache.is_of_earlier_run(&port.row.iface_id, pod)
+        })
     }
 
     /// Whether the rules for all pods of the earlier run are those by which its programs open.
@@ -651,23 +659,29 @@ impl Engine {
             })
     }
 
-    /// The switch and the kernel follow the rules in force: records them, where they are not recorded.
+    /// A comparison has ended: records the rules in force that the kernel follows.
     fn record_rules(&mut self) {
+        let comparisons = self.switch.comparisons();
+        let mut namespaces = BTreeSet::new();
         for (_, port) in self.ports.iter() {
-            let journal = self.told.cache.journal_mut();
             if let Some(namespace) = self.policy.namespace_of_rules(&port.row)
-                && !journal.has_rules(namespace)
+                && namespaces.insert(namespace)
             {
-                journal.rules_are_in_force(namespace, self.policy.hash_of_rules(&port.row));
+                let version = self.policy.rules_version(&port.row);
+                let hash = || self.policy.hash_of_rules(&port.row);
+                let journal = self.told.cache.journal_mut();
+                journal.rules_are_in_force(namespace, (version, comparisons), hash);
             }
         }
+        self.told.cache.journal_mut().keep_rules(&namespaces);
     }
 
     /// The rules for these ports may be others, by which the kernel opens.
     fn rules_change(&mut self, ports: &[PortId]) {
         for port in ports.iter().filter_map(|port| self.ports.get(*port)) {
             if let Some(namespace) = self.policy.namespace_of_rules(&port.row) {
-                self.told.cache.journal_mut().rules_change(namespace);
+                let journal = self.told.cache.journal_mut();
+                journal.rules_change(namespace, self.switch.comparisons());
             }
         }
     }
@@ -973,7 +987,11 @@ impl Engine {
 
     fn port_changed(&mut self, change: PortChange, batch: &mut Batch) {
         if let PortChange::Opened(port) | PortChange::Moved(port) = change {
-            self.end_earlier_at(&self.ports.of_pod(port), batch.now());
+            let of_pod = self.ports.of_pod(port);
+            self.end_earlier_at(&of_pod, batch.now());
+            if self.switch.is_start_over() {
+                self.rules_change(&of_pod);
+            }
         }
         let (mut access, _, out) = self.access();
         if let PortChange::Opened(port) | PortChange::Moved(port) = change {

@@ -79,7 +79,7 @@ pub(crate) struct Reading {
     pub(crate) number: u32,
     /// When the reading began.
     pub(crate) since: Timestamp,
-    /// Whether marks of an earlier run still wait to be adopted.
+    /// Whether marks of an earlier run still wait for their groups.
     pub(crate) is_first: bool,
 }
 
@@ -120,8 +120,8 @@ pub(crate) struct Enforced {
 pub(crate) struct Wanted<'a> {
     /// The flows.
     pub(crate) planned: Planned,
-    /// Flows of an earlier run, which are in the switch already.
-    pub(crate) adopted: Option<&'a BTreeMap<FlowKey, Cookie>>,
+    /// Flows that are in the switch already.
+    pub(crate) found: Option<&'a BTreeMap<FlowKey, Cookie>>,
 }
 
 /// Whose access is enforced, and how long the kernel may enforce it without the agent.
@@ -284,7 +284,7 @@ impl Installed {
         batch: &mut Batch,
     ) -> Enforced {
         let now = batch.now();
-        let Wanted { planned, adopted } = wanted;
+        let Wanted { planned, found } = wanted;
         let Place {
             port,
             address,
@@ -295,7 +295,7 @@ impl Installed {
         let has_flows = self.own().is_some_and(|flows| !flows.is_empty());
         let (cut_of_own, cut_of_group) = (planned.cut_of_own(), planned.cut_of_group());
         // If the kernel refused the mark, there would be no room for flows that have gone for it.
-        let is_there = has_flows || adopted.is_some_and(|found| !found.is_empty());
+        let is_there = has_flows || found.is_some_and(|found| !found.is_empty());
         let may_lose = cut_of_own == cut_of_group || groups.were_refused();
         let keeps_flows = is_there && planned.own.is_some() && may_lose;
         // Without room, a mark opens at least what is not sent there by a load balancer: whoever makes a Service would
@@ -312,7 +312,7 @@ impl Installed {
             if let Self::Replaced(replaced) = self {
                 let before = batch.len();
                 let Replaced { flows, beside, .. } = &mut **replaced;
-                flows.enforce(address.into(), planned.into_own(), adopted, batch);
+                flows.enforce(address.into(), planned.into_own(), found, batch);
                 beside.is_confirmed &= !batch.adds_since(before);
                 cut = cut_of_own;
             }
@@ -337,12 +337,12 @@ impl Installed {
             (None, Some(group)) if has_flows && !groups.is_in_force(group) => {
                 groups.release(group, address, now);
                 let wanted = planned.into_own();
-                let enforced = flows.enforce(address.into(), wanted, adopted, batch);
+                let enforced = flows.enforce(address.into(), wanted, found, batch);
                 (enforced, None)
             }
             (None, None) => {
                 let wanted = planned.into_own();
-                let enforced = flows.enforce(address.into(), wanted, adopted, batch);
+                let enforced = flows.enforce(address.into(), wanted, found, batch);
                 (enforced, None)
             }
             (None, Some(group)) => {
@@ -359,7 +359,7 @@ impl Installed {
                 if has_flows {
                     let wanted = planned.into_own();
                     let before = batch.len();
-                    flows.enforce(address.into(), wanted, adopted, batch);
+                    flows.enforce(address.into(), wanted, found, batch);
                     beside.is_confirmed &= !batch.adds_since(before);
                 }
                 (Enforced::by_mark(count), Some(marked))
@@ -367,12 +367,12 @@ impl Installed {
             (Some(marked), None) => {
                 let wanted = planned.into_own();
                 let before = batch.len();
-                let enforced = flows.enforce(address.into(), wanted, adopted, batch);
+                let enforced = flows.enforce(address.into(), wanted, found, batch);
                 let enforced = Enforced {
                     changed: true,
                     ..enforced
                 };
-                // Adopted flows are there.
+                // Flows that were found are there.
                 let were_there = beside.is_confirmed || !has_flows;
                 beside.is_confirmed = were_there && !batch.adds_since(before);
                 // What a rule denies closes at once, and so does a mark that decides behind a load balancer, what no rule

@@ -149,6 +149,11 @@ impl Directory {
         self.rename(&format!("{name}{NEW}"), name)
     }
 
+    /// Removes a file that was begun anew and is not whole; no error where there is none.
+    pub(super) fn abandon(&self, name: &str) -> io::Result<()> {
+        self.remove(&format!("{name}{NEW}"))
+    }
+
     /// Gives a file another name.
     pub(super) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(renameat(&self.0, from, &self.0, to)?)

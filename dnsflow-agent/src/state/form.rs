@@ -22,6 +22,7 @@ enum Form<'a> {
     Name(u32, IpAddr, &'a [u8], u64, u64, bool),
     NameGone(u32, IpAddr, &'a [u8]),
     Rules(&'a str, Option<u64>),
+    Denials(u64),
 }
 
 /// The next record of a file.
@@ -63,6 +64,7 @@ pub(super) fn write(record: &Record, to: &mut Vec<u8>) {
             name,
         } => Form::NameGone(port.0, *address, name.wire()),
         Record::Rules { namespace, hash } => Form::Rules(namespace, *hash),
+        Record::Denials(until) => Form::Denials(millis(*until)),
     };
     let at = to.len();
     to.extend([0; LEN]);
@@ -125,6 +127,7 @@ fn of_octets(octets: &[u8]) -> Result<Record, String> {
             address,
             name: name(wire)?,
         },
+        Form::Denials(until) => Record::Denials(time(until)),
         Form::Rules(namespace, hash) => Record::Rules {
             namespace: Arc::from(namespace),
             hash,

@@ -79,6 +79,7 @@ fn records() -> Vec<Record> {
         rules("ns1", Some(u64::MAX)),
         rules("ns2", Some(3)),
         rules("ns2", None),
+        Record::Denials(at(3600)),
     ]
 }
 
@@ -227,6 +228,53 @@ fn a_new_file_has_what_lives_and_what_comes_meanwhile() {
     let (_, saved) = opened(&dir);
     let behind = told(6, name("behind.example.com"));
     assert_eq!(saved, Some(folded(all.iter().chain([&behind]))));
+}
+
+/// What comes behind records that are missing would be believed without them.
+#[test]
+fn a_file_that_takes_no_records_ends_until_a_new_one_takes_its_place() {
+    let dir = Dir::new("ends");
+    let (mut journal, _) = opened(&dir);
+    append(&mut journal, &records());
+    let taken = journal.file.take().expect("a file");
+    journal.file = Some(Appended {
+        file: File::open(dir.file()).expect("to read"),
+        ..taken
+    });
+    let lost = [told(8, name("lost.example.com"))];
+    journal.append(&lost, at(100)).expect_err("it is read-only");
+    assert!(!journal.has_file());
+    let behind = [told(9, name("behind.example.com"))];
+    append(&mut journal, &behind);
+    assert!(!journal.has_file());
+    assert_eq!(opened(&dir).1, Some(folded(&records())));
+    assert_eq!(journal.deadline(), Some(at(100)));
+    journal.begin_if_due(at(100)).expect("there is space");
+    assert!(journal.has_file());
+    let all: Vec<Record> = [records(), lost.to_vec(), behind.to_vec()].concat();
+    let part = all.clone();
+    journal.go_on(|_| Some(part), at(100)).expect("written");
+    journal.go_on(|_| None, at(100)).expect("replaced");
+    assert_eq!(opened(&dir).1, Some(folded(&all)));
+    // One that is given up leaves nothing.
+    journal.begin().expect("there is space");
+    journal.give_up(at(100));
+    let found = fs::read_dir(&dir.0).expect("it can be read").count();
+    assert_eq!(found, 1);
+}
+
+#[test]
+fn a_file_that_is_too_large_goes() {
+    let dir = Dir::new("large");
+    drop(opened(&dir));
+    let file = File::options().write(true).open(dir.file());
+    file.and_then(|file| file.set_len(SIZE_MAX + 1))
+        .expect("sparse");
+    let (_, saved, refusal) = open(&dir.0, at(100)).expect("a new one is begun");
+    assert_eq!(saved, None);
+    assert!(matches!(refusal, Some(StateError::TooLarge { .. })));
+    let found = fs::read_dir(&dir.0).expect("it can be read").count();
+    assert_eq!(found, 1);
 }
 
 fn mode(path: &Path) -> u32 {

@@ -4,7 +4,7 @@
 //! comparison has ended: until then, its port may come.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     net::IpAddr,
     ops::Bound::{Excluded, Unbounded},
     sync::Arc,
@@ -26,23 +26,33 @@ use crate::{
 /// What an earlier run has left.
 #[derive(Debug, Default)]
 pub(super) struct EarlierRun {
-    /// The entries of the ports that have not come yet, or have gone since, by logical port.
-    awaited: BTreeMap<Arc<str>, Vec<SavedEntry>>,
+    /// The ports that have not come yet, or have gone since.
+    awaited: BTreeMap<Arc<str>, Awaited>,
     /// The number of their names.
     names: usize,
     /// When they were taken over. The time that is left for a name is counted from then on.
     loaded_at: Timestamp,
     /// The ports that are there.
     came: HashMap<PortId, Came>,
-    /// Its ports.
-    ports: BTreeSet<Arc<str>>,
+    /// Its ports, with the UIDs of their pods.
+    ports: BTreeMap<Arc<str>, Option<Arc<str>>>,
     /// The hashes of its rules, by namespace.
     rules: BTreeMap<Arc<str>, u64>,
     /// Whether it has left a journal.
     is_known: bool,
+    /// Until when flows that deny stay although nobody knows their names.
+    denials: Option<Timestamp>,
     /// Whether the first comparison has ended. Until then, not all rules may be known, and a name that was denied stays
     /// so.
     is_over: bool,
+}
+
+/// A port that is not there.
+#[derive(Debug)]
+struct Awaited {
+    /// The pod's UID.
+    pod: Option<Arc<str>>,
+    entries: Vec<SavedEntry>,
 }
 
 /// A port that is there.
@@ -57,11 +67,20 @@ struct Came {
 impl EarlierRun {
     fn load(&mut self, saved: Saved, now: Timestamp) {
         (self.loaded_at, self.is_known) = (now, true);
-        (self.ports, self.rules) = (saved.ports, saved.rules);
+        (self.ports, self.rules, self.denials) = (saved.ports, saved.rules, saved.denials);
+        for (name, pod) in &self.ports {
+            let (pod, entries) = (pod.clone(), Vec::new());
+            self.awaited
+                .insert(Arc::clone(name), Awaited { pod, entries });
+        }
         for entry in saved.entries {
             self.names += entry.names.len();
-            let of_port = self.awaited.entry(Arc::clone(&entry.port)).or_default();
-            of_port.push(entry);
+            let of_port = self.awaited.entry(Arc::clone(&entry.port));
+            let of_port = of_port.or_insert_with(|| Awaited {
+                pod: entry.pod.clone(),
+                entries: Vec::new(),
+            });
+            of_port.entries.push(entry);
         }
     }
 
@@ -71,7 +90,8 @@ impl EarlierRun {
         port: PortId,
         (name, pod): (Arc<str>, Option<Arc<str>>),
     ) -> Vec<(IpAddr, DomainName, Term)> {
-        let mut saved = self.awaited.remove(&name).unwrap_or_default();
+        let saved = self.awaited.remove(&name);
+        let mut saved = saved.map_or_else(Vec::new, |awaited| awaited.entries);
         self.names -= count(&saved);
         // Another pod under the same name inherits nothing.
         saved.retain(|saved| saved.pod == pod);
@@ -115,7 +135,8 @@ impl EarlierRun {
             return Some(name);
         }
         self.names = taken;
-        self.awaited.insert(name, saved);
+        let entries = saved;
+        self.awaited.insert(name, Awaited { pod, entries });
         None
     }
 
@@ -129,12 +150,11 @@ impl EarlierRun {
     fn next_part(&self, parts: &mut Parts) -> Option<Vec<Record>> {
         let last = parts.awaited.as_deref();
         let rest = (last.map_or(Unbounded, Excluded), Unbounded);
-        let (name, entries) = self.awaited.range::<str, _>(rest).next()?;
+        let (name, Awaited { pod, entries }) = self.awaited.range::<str, _>(rest).next()?;
         parts.awaited = Some(Arc::clone(name));
         let number = PortId(u32::MAX - parts.awaited_count);
         parts.awaited_count += 1;
-        let pod = entries.first().and_then(|entry| entry.pod.clone());
-        let name = Arc::clone(name);
+        let (name, pod) = (Arc::clone(name), pod.clone());
         let mut records = vec![Record::Port { number, name, pod }];
         for entry in entries {
             let names = entry.names.iter();
@@ -157,8 +177,15 @@ fn count(saved: &[SavedEntry]) -> usize {
 impl Cache {
     /// Takes over what an earlier run has left.
     pub(crate) fn load(&mut self, saved: Saved, now: Timestamp) {
-        self.ports.journal = Journal::of(saved.rules.clone());
+        self.ports.journal = Journal::of(&saved.rules);
         self.earlier.load(saved, now);
+    }
+
+    /// An earlier run has left no journal.
+    pub(crate) fn begin_journal(&mut self, now: Timestamp) {
+        let until = now + self.limits.deny_ttl;
+        self.earlier.denials = Some(until);
+        self.ports.journal.note(Record::Denials(until));
     }
 
     /// The answers of an earlier run to the pod of a port that has come: address, name and term.
@@ -186,9 +213,15 @@ impl Cache {
         }
     }
 
-    /// Whether a port is one of the earlier run's, and nothing has been compared yet.
-    pub(crate) fn is_of_earlier_run(&self, name: &str) -> bool {
-        self.earlier.ports.contains(name)
+    /// Whether a port is one of the earlier run's.
+    pub(crate) fn is_of_earlier_run(&self, name: &str, pod: Option<&str>) -> bool {
+        let known = self.earlier.ports.get(name);
+        known.is_some_and(|known| known.as_deref() == pod)
+    }
+
+    /// Until when flows that deny stay although nobody knows their names: a run has begun without a journal.
+    pub(crate) fn denials_until(&self) -> Option<Timestamp> {
+        self.earlier.denials
     }
 
     /// Whether an earlier run has left a journal.
@@ -236,7 +269,9 @@ impl Cache {
     /// switch may be away.
     pub(crate) fn next_part(&self, parts: &mut Parts) -> Option<Vec<Record>> {
         if !std::mem::replace(&mut parts.has_rules, true) {
-            return Some(self.ports.journal.of_rules());
+            let denials = self.earlier.denials.map(Record::Denials);
+            let rules = self.ports.journal.of_rules().into_iter();
+            return Some(denials.into_iter().chain(rules).collect());
         }
         let Some((number, port)) = self.ports.next_after(parts.port) else {
             return self.earlier.next_part(parts);

@@ -28,10 +28,7 @@ impl Cache {
         let groups = &mut self.groups;
         let (enforced, is_ending, written_in) =
             self.ports.enforce((port, address), |entry, place| {
-                let wanted = Wanted {
-                    planned,
-                    adopted: found,
-                };
+                let wanted = Wanted { planned, found };
                 let enforced = entry.installed.enforce(place, wanted, groups, batch);
                 entry.cut = enforced.cut;
                 entry.forget_former_without_mark();

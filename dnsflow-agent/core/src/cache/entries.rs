@@ -13,7 +13,7 @@ use std::{
 use crate::{
     Timestamp,
     cache::{
-        Resolution,
+        Origin, Resolution,
         due::Look,
         entries::names::{Names, Term},
         journal::RecordedTerm,
@@ -271,8 +271,11 @@ impl Entries {
         let entry = self.entry_or_new(address);
         let is_new = entry.names.is_empty();
         entry.names.add(name.clone(), term, standing.get());
-        self.changed
-            .push((address, name.clone(), Some((&term).into())));
+        // A name of the journal is there already.
+        if term.origin != Origin::Journal {
+            let recorded = Some((&term).into());
+            self.changed.push((address, name.clone(), recorded));
+        }
         self.sizes.names += 1;
         self.sizes.denied_names += usize::from(term.is_denied);
         self.changed(address);

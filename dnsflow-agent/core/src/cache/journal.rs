@@ -52,6 +52,8 @@ pub enum Record {
         /// The name.
         name: DomainName,
     },
+    /// There was no journal: flows that deny, whose names nobody knows, stay until then.
+    Denials(Timestamp),
     /// The kernel opens by rules with this hash in a namespace; `None` while an edit is under way.
     Rules {
         /// The namespace.
@@ -74,7 +76,7 @@ pub struct RecordedTerm {
 
 impl RecordedTerm {
     /// Whether a term is recorded as this one: each answer prolongs terms, and is not worth a record.
-    pub(super) fn is_alike(self, other: Self) -> bool {
+    pub(crate) fn is_alike(self, other: Self) -> bool {
         let slot = |time: Timestamp| time.since(Timestamp::default()).as_secs() / TERM_SLOT_S;
         let of = |term: Self| (slot(term.until), slot(term.deny_until), term.is_denied);
         of(self) == of(other)
@@ -86,8 +88,10 @@ impl RecordedTerm {
 pub struct Saved {
     /// The hashes of its rules, by namespace.
     pub rules: BTreeMap<Arc<str>, u64>,
-    /// Its ports.
-    pub ports: BTreeSet<Arc<str>>,
+    /// Its ports, with the UIDs of their pods.
+    pub ports: BTreeMap<Arc<str>, Option<Arc<str>>>,
+    /// Until when flows that deny stay although nobody knows their names.
+    pub denials: Option<Timestamp>,
     /// Its entries.
     pub entries: Vec<SavedEntry>,
 }
@@ -120,7 +124,7 @@ pub struct SavedName {
 
 impl SavedName {
     /// The term of a name that was taken over at `loaded_at`.
-    pub(super) fn term(&self, loaded_at: Timestamp) -> RecordedTerm {
+    pub(crate) fn term(&self, loaded_at: Timestamp) -> RecordedTerm {
         RecordedTerm {
             until: loaded_at + self.rest,
             deny_until: loaded_at + self.deny_rest,
@@ -135,6 +139,7 @@ pub struct Folding {
     names: HashMap<PortId, Arc<str>>,
     ports: BTreeMap<Arc<str>, FoldedPort>,
     rules: BTreeMap<Arc<str>, u64>,
+    denials: Option<Timestamp>,
 }
 
 /// What a port was told.
@@ -182,6 +187,7 @@ impl Folding {
                     port.terms.remove(&(address, name));
                 }
             }
+            Record::Denials(until) => self.denials = Some(until),
             Record::Rules { namespace, hash } => match hash {
                 Some(hash) => drop(self.rules.insert(namespace, hash)),
                 None => drop(self.rules.remove(&namespace)),
@@ -196,7 +202,9 @@ impl Folding {
     /// What has been left, at this time.
     pub fn end(self, now: Timestamp) -> Saved {
         let mut entries: Vec<SavedEntry> = Vec::new();
-        let ports = self.ports.keys().cloned().collect();
+        let ports = self.ports.iter();
+        let ports = ports.map(|(name, port)| (Arc::clone(name), port.pod.clone()));
+        let ports = ports.collect();
         for (port, FoldedPort { pod, terms }) in self.ports {
             for ((address, name), term) in terms {
                 let name = SavedName {
@@ -221,6 +229,7 @@ impl Folding {
         Saved {
             rules: self.rules,
             ports,
+            denials: self.denials,
             entries,
         }
     }
@@ -232,74 +241,125 @@ impl Folding {
 #[derive(Debug, Default)]
 pub struct Parts {
     /// Whether the rules were given out.
-    pub(super) has_rules: bool,
+    pub(crate) has_rules: bool,
     /// The last port that was given out, if any. A port that comes meanwhile has a greater number.
-    pub(super) port: Option<PortId>,
+    pub(crate) port: Option<PortId>,
     /// The last of the ports that have not come yet, if any was given out.
-    pub(super) awaited: Option<Arc<str>>,
+    pub(crate) awaited: Option<Arc<str>>,
     /// How many of these were given out. They have numbers that no port gets.
-    pub(super) awaited_count: u32,
+    pub(crate) awaited_count: u32,
 }
 
 /// The records of a turn, and the facts that they are made of.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
     records: Vec<Record>,
-    /// The hashes of rules that were recorded last.
-    rules: BTreeMap<Arc<str>, u64>,
+    /// The rules of namespaces.
+    rules: BTreeMap<Arc<str>, RecordedRules>,
+}
+
+/// The rules of a namespace.
+#[derive(Debug)]
+enum RecordedRules {
+    /// They have this hash. They are those of this version, if they are of this run.
+    Hash(u64, Option<u64>),
+    /// They have changed when so many comparisons had ended.
+    Changed(u32),
 }
 
 impl Journal {
     /// There is no record yet. An earlier run has left these hashes.
-    pub(super) fn of(rules: BTreeMap<Arc<str>, u64>) -> Self {
+    pub(crate) fn of(hashes: &BTreeMap<Arc<str>, u64>) -> Self {
+        let rules = hashes.iter();
+        let rules = rules.map(|(namespace, hash)| {
+            let rules = RecordedRules::Hash(*hash, None);
+            (Arc::clone(namespace), rules)
+        });
         Self {
             records: Vec::new(),
-            rules,
+            rules: rules.collect(),
         }
     }
 
     /// A record of this turn.
-    pub(super) fn note(&mut self, record: Record) {
+    pub(crate) fn note(&mut self, record: Record) {
         self.records.push(record);
     }
 
-    /// The rules of a namespace may be others: until the kernel is told, nobody knows by which ones it opens.
-    pub(crate) fn rules_change(&mut self, namespace: &str) {
-        if let Some((namespace, _)) = self.rules.remove_entry(namespace) {
+    /// The rules of a namespace may be others, and so many comparisons have ended: until the kernel is told, nobody knows
+    /// by which ones it opens.
+    pub(crate) fn rules_change(&mut self, namespace: &str, comparisons: u32) {
+        let changed = RecordedRules::Changed(comparisons);
+        match self.rules.get_mut(namespace) {
+            Some(RecordedRules::Changed(known)) => *known = comparisons,
+            Some(rules @ RecordedRules::Hash(..)) => {
+                *rules = changed;
+                self.note(Record::Rules {
+                    namespace: namespace.into(),
+                    hash: None,
+                });
+            }
+            None => drop(self.rules.insert(namespace.into(), changed)),
+        }
+    }
+
+    /// So many comparisons have ended: the kernel opens by rules of this version in a namespace, if one has begun since
+    /// they have changed.
+    pub(crate) fn rules_are_in_force(
+        &mut self,
+        namespace: &str,
+        (version, comparisons): (u64, u32),
+        hash: impl FnOnce() -> u64,
+    ) {
+        let known = match self.rules.get(namespace) {
+            Some(RecordedRules::Hash(_, Some(known))) if *known == version => return,
+            // The first one that ends may have begun before.
+            Some(RecordedRules::Changed(changed)) if comparisons < changed + 2 => return,
+            Some(RecordedRules::Hash(hash, _)) => Some(*hash),
+            Some(RecordedRules::Changed(_)) | None => None,
+        };
+        let hash = hash();
+        let namespace: Arc<str> = namespace.into();
+        let rules = RecordedRules::Hash(hash, Some(version));
+        self.rules.insert(Arc::clone(&namespace), rules);
+        if known != Some(hash) {
             self.note(Record::Rules {
                 namespace,
-                hash: None,
+                hash: Some(hash),
             });
         }
     }
 
-    /// Whether the rules of a namespace are recorded.
-    pub(crate) fn has_rules(&self, namespace: &str) -> bool {
-        self.rules.contains_key(namespace)
-    }
-
-    /// The kernel opens by rules with this hash.
-    pub(crate) fn rules_are_in_force(&mut self, namespace: &str, hash: u64) {
-        let namespace: Arc<str> = namespace.into();
-        self.rules.insert(Arc::clone(&namespace), hash);
-        self.note(Record::Rules {
-            namespace,
-            hash: Some(hash),
-        });
+    /// Forgets the rules of all other namespaces: they have no pod here.
+    pub(crate) fn keep_rules(&mut self, stay: &BTreeSet<&str>) {
+        let gone = self
+            .rules
+            .extract_if(.., |namespace, _| !stay.contains(&**namespace));
+        for (namespace, rules) in gone {
+            if matches!(rules, RecordedRules::Hash(..)) {
+                self.records.push(Record::Rules {
+                    namespace,
+                    hash: None,
+                });
+            }
+        }
     }
 
     /// The records of all rules.
-    pub(super) fn of_rules(&self) -> Vec<Record> {
+    pub(crate) fn of_rules(&self) -> Vec<Record> {
         let rules = self.rules.iter();
-        let rules = rules.map(|(namespace, hash)| Record::Rules {
-            namespace: Arc::clone(namespace),
-            hash: Some(*hash),
+        let rules = rules.filter_map(|(namespace, rules)| match rules {
+            RecordedRules::Hash(hash, _) => Some(Record::Rules {
+                namespace: Arc::clone(namespace),
+                hash: Some(*hash),
+            }),
+            RecordedRules::Changed(_) => None,
         });
         rules.collect()
     }
 
     /// Takes the records out.
-    pub(super) fn take(&mut self) -> Vec<Record> {
+    pub(crate) fn take(&mut self) -> Vec<Record> {
         std::mem::take(&mut self.records)
     }
 }

@@ -104,13 +104,13 @@ impl Flows {
         self.flows.iter().any(|flow| flow.lost)
     }
 
-    /// Makes `wanted` the flows of `target`, and restores lost flows. The flows in `adopted` are
+    /// Makes `wanted` the flows of `target`, and restores lost flows. The flows in `found` are
     /// in the switch already.
     pub(crate) fn enforce(
         &mut self,
         target: Target,
         wanted: Plan,
-        adopted: Option<&BTreeMap<FlowKey, Cookie>>,
+        found: Option<&BTreeMap<FlowKey, Cookie>>,
         batch: &mut Batch,
     ) -> Enforced {
         let now = batch.now();
@@ -146,8 +146,8 @@ impl Flows {
                 }
                 None => {
                     added += 1;
-                    let known = adopted.and_then(|adopted| adopted.get(&template.key(target)?));
-                    // An adopted flow is in the switch already, with this very body.
+                    let known = found.and_then(|found| found.get(&template.key(target)?));
+                    // It is in the switch already, with this very body.
                     if known != Some(&template.body.cookie) {
                         batch.replaces |= known.is_some();
                         batch.extend(template.addition(target));

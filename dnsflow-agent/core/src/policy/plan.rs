@@ -361,21 +361,25 @@ impl Planner {
     }
 
     /// The flow templates of a rule for the port; `all_traffic`: as if the rule named no ports.
-    /// The flows of the rules of a port that deny, to any address of a family, in order.
-    pub(crate) fn denials(&mut self, facts: PortFacts<'_>, v6: bool) -> Plan {
-        let mut denials = Plan::new();
-        for (at, set) in facts.sets.iter().enumerate() {
-            for (place, rule) in set.rules().iter().enumerate() {
-                if rule.action == RuleAction::Deny {
-                    for all_traffic in [false, true] {
-                        let templates = self.templates_of(facts, (at, place), v6, all_traffic);
-                        denials.extend_from_slice(templates);
-                    }
-                }
-            }
-        }
-        in_order(&mut denials);
-        denials
+    /// Whether a rule of a port that denies would write this flow, whatever the name.
+    pub(crate) fn is_denial(
+        &mut self,
+        facts: PortFacts<'_>,
+        (key, cookie): (&FlowKey, Cookie),
+    ) -> bool {
+        let v6 = key.matches.ends.src().is_ipv6();
+        facts.sets.iter().enumerate().any(|(at, set)| {
+            let mut places = set.at_priority(key.priority).iter();
+            places.any(|place| {
+                let denies = set.rules()[*place].action == RuleAction::Deny;
+                denies
+                    && [false, true].into_iter().any(|all_traffic| {
+                        let templates = self.templates_of(facts, (at, *place), v6, all_traffic);
+                        let mut templates = templates.iter();
+                        templates.any(|flow| flow.cmp_to(key).is_eq() && flow.body.cookie == cookie)
+                    })
+            })
+        })
     }
 
     fn templates_of(

@@ -512,8 +512,9 @@ impl Switch {
         {
             self.compare_by(now);
         }
-        if self.comparison.ended == 1 && !access.cache.knows_earlier_run() {
-            let until = now + access.cache.limits().deny_ttl;
+        if self.comparison.ended == 1
+            && let Some(until) = access.cache.denials_until()
+        {
             let ports = access.ports.iter().map(|(port, _)| port);
             self.denials = Some((until, ports.collect()));
         }

@@ -163,14 +163,6 @@ impl FlowKey {
     pub fn traffic(&self) -> Traffic {
         (self.matches.ends.src(), self.matches.transport)
     }
-
-    /// The key that the flow would have for packets to this address alone.
-    pub fn to_address(&self, address: IpAddr) -> Option<Self> {
-        let mut key = self.clone();
-        let addresses = Addresses::between(key.matches.ends.src(), address)?;
-        key.matches.ends = Ends::Addresses(addresses);
-        Some(key)
-    }
 }
 
 impl Ends {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
-use dnsflow_core::{Input, Timestamp, engine::Engine};
+use dnsflow_core::{Input, Timestamp, cache::journal::Saved, engine::Engine};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -105,14 +105,16 @@ impl Recorder {
     /// They go into the journal in this directory, if any. The engine takes over what an earlier agent has left there.
     pub(crate) fn open(dir: Option<&Path>, engine: &mut Engine) -> Self {
         let Some(dir) = dir else {
+            engine.begin_journal(now());
             return Self::default();
         };
         let journal = state::open(dir, now()).map(|(journal, saved, refusal)| {
             if let Some(error) = refusal {
                 warn!(%error, "this start knows no names of an earlier agent");
             }
-            if let Some(saved) = saved {
-                engine.load(saved, now());
+            match saved.filter(|saved| *saved != Saved::default()) {
+                Some(saved) => engine.load(saved, now()),
+                None => engine.begin_journal(now()),
             }
             journal
         });
@@ -120,6 +122,7 @@ impl Recorder {
             journal: journal
                 .inspect_err(|error| {
                     warn!(%error, "cannot use the journal: the next agent will know no names of this one");
+                    engine.begin_journal(now());
                 })
                 .ok(),
             is_wanted: true,
@@ -143,7 +146,7 @@ impl Recorder {
             return;
         };
         let appended = journal.append(&records, now);
-        if appended.is_err() {
+        if !journal.has_file() {
             engine.records_lost(records.len());
         }
         let begun = appended.and_then(|()| journal.begin_if_due(now));

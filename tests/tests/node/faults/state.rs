@@ -57,12 +57,12 @@ const CASES: &[(&str, Wrong, &str)] = &[
         "full",
         // Its root takes the only inode.
         Wrong::Mounted("nr_inodes=1,mode=700"),
-        "cannot use the journal",
+        "this start knows no names of an earlier agent",
     ),
     (
         "read-only",
         Wrong::Mounted("ro,mode=700"),
-        "cannot use the journal",
+        "this start knows no names of an earlier agent",
     ),
     (
         "of another form",

@@ -134,3 +134,30 @@ fn a_term_is_alike_within_its_slot() {
     assert!(!first.is_alike(term(47, 336, false)));
     assert!(!first.is_alike(term(32, 320, true)));
 }
+
+/// The kernel follows an edit behind the comparison after the next: the next one may have begun before the edit.
+#[test]
+fn a_hash_is_recorded_once_the_kernel_follows_the_rules() {
+    let rules = |hash| Record::Rules {
+        namespace: "ns1".into(),
+        hash,
+    };
+    let mut journal = Journal::of(&BTreeMap::from([("ns1".into(), 7)]));
+    journal.rules_are_in_force("ns1", (1, 1), || 7);
+    assert_eq!(journal.take(), [], "it is known");
+    journal.rules_change("ns1", 3);
+    journal.rules_change("ns1", 4);
+    assert_eq!(journal.take(), [rules(None)]);
+    journal.rules_are_in_force("ns1", (2, 5), || 8);
+    assert_eq!(journal.take(), []);
+    journal.rules_are_in_force("ns1", (2, 6), || 8);
+    assert_eq!(journal.take(), [rules(Some(8))]);
+    journal.rules_are_in_force("ns1", (2, 7), || panic!("nothing has changed"));
+    // Without a notice, as when its pods come late.
+    journal.rules_are_in_force("ns1", (3, 8), || 9);
+    assert_eq!(journal.take(), [rules(Some(9))]);
+    journal.keep_rules(&BTreeSet::from(["ns1"]));
+    assert_eq!(journal.take(), []);
+    journal.keep_rules(&BTreeSet::new());
+    assert_eq!(journal.take(), [rules(None)]);
+}
