@@ -141,12 +141,11 @@ impl Buffer {
         self.end.get()
     }
 
-    /// Whether the question has this type.
+    /// Whether the question has this type, or another one with the same lower octet: CAA (RFC 8659) looks like A. The
+    /// upper octet would cost the verifier thousands of instructions.
     #[inline(always)]
-    pub fn is_of_type(&self, kind: u16) -> bool {
-        let end = self.end.get();
-        let [upper, lower] = [1, 2].map(|at| self.bytes[masked::<BYTE>(end + at) as usize]);
-        u16::from_be_bytes([upper, lower]) == kind
+    pub fn may_be_of_type(&self, kind: u8) -> bool {
+        self.bytes[masked::<BYTE>(self.end.get() + 2) as usize] == kind
     }
 
     /// The longest suffix that was found mentioned, if any was.

@@ -154,12 +154,14 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
             // An answer without a record has used up its query, if it answers one. Of a name that a rule mentions,
             // people ask about errors, and why there is no address. Most names have none of the other IP version.
             let empty = found.empty();
-            let is_told = empty.is_none_or(|reason| {
-                reason == Reason::Rcode || trust::is_for_addresses(found.ip().version)
-            });
             let asked = match (judged, empty) {
                 (Ok(asked), None) => Some(asked),
-                (Ok(Asked::Seen), Some(_)) | (Err(Reason::NoRule), None) if is_told => {
+                (Ok(Asked::Seen), Some(Reason::NoAnswers))
+                    if !trust::is_for_addresses(found.ip().version) =>
+                {
+                    return Err(Reason::NoAnswers);
+                }
+                (Ok(Asked::Seen), Some(_)) | (Err(Reason::NoRule), None) => {
                     let deferred = capture::defer(frame, empty.is_none());
                     match (empty, filter::is_recorded(frame.ifindex())) {
                         (Some(reason), _) => return Err(reason),

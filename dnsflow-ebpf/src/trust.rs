@@ -241,7 +241,7 @@ pub fn is_for_addresses(version: Version) -> bool {
     };
     match maps::QUESTION.get_ptr(0) {
         // SAFETY: as in `read`.
-        Some(buffer) => unsafe { (*buffer).is_of_type(kind) },
+        Some(buffer) => unsafe { (*buffer).may_be_of_type(kind) },
         None => false,
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     net::Ipv4Addr,
     ops::Range,
     os::unix::fs::symlink,
@@ -292,6 +292,11 @@ impl<'a> Stage<'a> {
             _ => self.lab.agent_command(&agent::binary()?)?,
         };
         command.env("RUST_LOG", log);
+        // What the row before was told is no concern of this one.
+        match fs::remove_dir_all(self.lab.state()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
         let open_by = match open_by {
             OpenBy::Flows => "--open-by=flows",
             OpenBy::Marks => "--open-by=marks",

@@ -1,6 +1,7 @@
 //! The agent under test: `dnsflow agent`, in the node's namespace of a lab.
 
 use std::{
+    env,
     fs::{self, File},
     io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr},
@@ -73,6 +74,15 @@ impl Lab {
     /// The same for an agent that reaches the switch at this socket.
     pub fn agent_command_at(&self, binary: &Path, openflow: &Path) -> Result<Command> {
         let mut command = Command::new(binary);
+        // The variables of the tests are no options.
+        for (name, _) in env::vars_os() {
+            let is_of_tests = name
+                .to_str()
+                .is_some_and(|name| name.starts_with("DNSFLOW_") && name != OPEN_BY_VARIABLE);
+            if is_of_tests {
+                command.env_remove(name);
+            }
+        }
         command
             .arg("agent")
             .arg("--manifests")
