@@ -251,10 +251,7 @@ impl Journal {
         if records.is_empty() {
             return Ok(());
         }
-        self.buffer.clear();
-        records
-            .iter()
-            .for_each(|record| form::write(record, &mut self.buffer));
+        form::write_all(records, &mut self.buffer);
         let mut result = Ok(());
         if let Some(file) = &mut self.file
             && let Err(error) = file.append(&self.buffer)
@@ -321,10 +318,7 @@ impl Journal {
         let written = match next_part(parts) {
             None => self.end(),
             Some(records) => {
-                self.buffer.clear();
-                records
-                    .iter()
-                    .for_each(|record| form::write(record, &mut self.buffer));
+                form::write_all(&records, &mut self.buffer);
                 let written = match self.buffer.is_empty() {
                     true => Ok(()),
                     false => file.append(&self.buffer),

@@ -38,8 +38,16 @@ pub(super) enum Read {
 /// The octets with the length of a record.
 const LEN: usize = 2;
 
+/// Makes these records the content of a buffer.
+pub(super) fn write_all(records: &[Record], to: &mut Vec<u8>) {
+    to.clear();
+    for record in records {
+        write(record, to);
+    }
+}
+
 /// Adds a record to a buffer.
-pub(super) fn write(record: &Record, to: &mut Vec<u8>) {
+fn write(record: &Record, to: &mut Vec<u8>) {
     let millis = |time: Timestamp| time.as_nanos() / 1_000_000;
     let form = match record {
         Record::Port { number, name, pod } => Form::Port(number.0, name, pod.as_deref()),

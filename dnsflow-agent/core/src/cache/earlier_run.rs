@@ -111,8 +111,12 @@ impl EarlierRun {
     /// back, as when its interface is made anew. Of pods that are not there, at most `kept_max` names are kept.
     fn closed(&mut self, port: PortId, entries: &Entries, kept_max: usize) -> Option<Arc<str>> {
         let Came { name, pod } = self.came.remove(&port)?;
+        let taken = self.names + entries.sizes().names;
+        if self.is_over || taken > kept_max {
+            return Some(name);
+        }
         // As in the journal, the time that is left for a name is counted from the start on.
-        let saved: Vec<SavedEntry> = entries
+        let entries = entries
             .iter()
             .map(|(address, entry)| {
                 let names = entry.names.iter();
@@ -130,12 +134,7 @@ impl EarlierRun {
                 }
             })
             .collect();
-        let taken = self.names + count(&saved);
-        if self.is_over || taken > kept_max {
-            return Some(name);
-        }
         self.names = taken;
-        let entries = saved;
         self.awaited.insert(name, Awaited { pod, entries });
         None
     }
