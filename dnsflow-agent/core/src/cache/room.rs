@@ -96,7 +96,9 @@ impl Cache {
     fn make_room_for_denied(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
         let Resolution { port, term, .. } = learning.resolution;
         let denied = &self.ports.totals().denied_names;
-        if !term.is_denied || denied.total() < self.limits.denied_names_per_node_max() {
+        // An edit may have denied more in an earlier run.
+        let counts = term.is_denied && term.origin != Origin::Journal;
+        if !counts || denied.total() < self.limits.denied_names_per_node_max() {
             return Ok(());
         }
         let limit = Limit::DeniedNamesOfNode;

@@ -6,7 +6,7 @@ use super::{
     backends::lead_to,
     edits::{ONE_NUMBER, WAYS, config, node},
     limits::many,
-    restart::{read_but_southbound, read_rules, southbound, started},
+    restart::{read_but_southbound, read_rules, southbound, started, started_with},
     starts::{carry_out_until_dump, edit, is_open, is_open_at_all},
     *,
 };
@@ -403,6 +403,39 @@ fn a_start_closes_nothing_because_another_pod_has_filled_the_node() {
         let open = open(&node);
         assert_eq!(open, told.len(), "{is_filled}, {has_snapshot}");
         assert_eq!(own(&node), flows, "{is_filled}, {has_snapshot}");
+    }
+}
+
+/// An edit denies a name of more addresses than names may be denied on the node.
+#[test]
+fn a_start_leaves_out_no_name_that_an_edit_has_denied_beyond_the_limit() {
+    let denied = |node: &Node| {
+        let entries = node.engine.snapshot(node.now).into_iter();
+        let names = entries.flat_map(|entry| entry.names);
+        names.filter(|name| name.is_denied).count()
+    };
+    for way in WAYS {
+        let rules = |first| [first, allow("good.test"), deny_all()];
+        let mut before = node(way, &rules(allow("bad.test")));
+        before.engine.told.cache.limits_mut().names_per_node_max = 80;
+        before.add_pod("p2", 6);
+        let pods = [(5, "p1".to_owned()), (6, "p2".to_owned())];
+        for name in ["bad.test", "good.test"] {
+            before.answer("p1", name, &addresses(0, 8), 600);
+            before.answer("p2", name, &addresses(100, 20), 600);
+        }
+        let denying = rules(deny("bad.test"));
+        edit(&mut before, &denying);
+        before.pass(COMPARE_INTERVAL);
+        let expected = (28, before.open());
+        assert_eq!(denied(&before), expected.0);
+        let saved = before.folded(&[]);
+        let mut node = started_with(&mut before, Some(saved), config(way));
+        node.engine.told.cache.limits_mut().names_per_node_max = 80;
+        read_all(&mut node, &before, &pods, &denying);
+        node.pass(2 * COMPARE_INTERVAL);
+        node.engine.told.cache.check();
+        assert_eq!((denied(&node), node.open()), expected, "{way:?}");
     }
 }
 
