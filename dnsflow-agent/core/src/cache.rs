@@ -249,8 +249,7 @@ impl Cache {
     ) -> bool {
         // Not all rules may be known yet.
         let keeps = !self.is_start_over();
-        let is_denied =
-            |name: &DomainName, term: &Term| is_denied(name) || keeps && term.is_saved_denial();
+        let is_denied = |name: &DomainName, term: &Term| is_denied(name) || keeps && term.is_denied;
         self.ports
             .change(port, |port| port.entries.deny(address, is_denied, released))
     }

@@ -226,10 +226,9 @@ impl Entries {
         self.all_named_are_denied = undenied.all(|entry| entry.names.is_empty());
     }
 
-    /// The addresses with a name of the journal that is denied.
+    /// The addresses with a denied name, of the journal or of an answer since.
     pub(crate) fn saved_denials(&self) -> Vec<IpAddr> {
-        let has_one = |entry: &Entry| entry.names.iter().any(|(_, term)| term.is_saved_denial());
-        let denied = self.iter().filter(|(_, entry)| has_one(entry));
+        let denied = self.iter().filter(|(_, entry)| entry.is_denied());
         denied.map(|(address, _)| address).collect()
     }
 

@@ -67,11 +67,6 @@ impl Term {
         }
     }
 
-    /// Whether the name is one of the journal that was denied.
-    pub(in crate::cache) fn is_saved_denial(&self) -> bool {
-        self.is_denied && self.origin == Origin::Journal
-    }
-
     /// When the name ends.
     pub(crate) fn end(&self) -> Timestamp {
         match self.is_denied {

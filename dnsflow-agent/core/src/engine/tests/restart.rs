@@ -457,39 +457,45 @@ fn all_addresses_of_a_denied_name_outlive_the_agent() {
     assert_eq!(after.destinations().len(), 400);
 }
 
-/// OVN's northbound database is away at the start, and the pod is told an allowed name.
+/// The rules are read last at the start. Before, the pod is told an allowed name, and may have been told the denied one
+/// again.
 #[test]
 fn a_denied_name_of_the_snapshot_does_not_give_way_before_all_rules_are_known() {
     let rules = [deny("bad.test"), allow("example.com")];
-    let mut before = Node::with(&rules);
-    before.answer("p1", "bad.test", &addresses(0, 2), 60);
-    let saved = before.engine.snapshot(before.now);
-    before.switch.clear();
-    before.sentinels.clear();
-    let mut node = started(&mut before, &saved, Config::default());
-    node.engine.told.cache.limits_mut().addresses_per_port_max = 2;
-    node.pods = before.pods.clone();
-    node.give(Input::SwitchUp);
-    node.give(firewalls(true, Some(firewall(&rules))));
-    node.give(Input::Interfaces(InterfaceUpdate {
-        reset: true,
-        interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
-    }));
-    let sb = SbUpdate {
-        port_bindings: vec![(RowId::new(0x105), Some(port_binding("ns1_p1", 5)))],
-        ..southbound(&node, &rules)
-    };
-    node.give(Input::Sb(sb));
-    node.pass(Duration::from_secs(1));
-    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
-    node.give(Input::Nb(NbUpdate {
-        reset: true,
-        acls: acls(&rules),
-        ..NbUpdate::default()
-    }));
-    node.pass(Duration::from_secs(1));
-    let closed = node.open().into_iter().filter(|(.., at)| *at == 11_000);
-    assert_eq!(closed.count(), 2);
+    for is_told_again in [false, true] {
+        let mut before = Node::with(&rules);
+        before.answer("p1", "bad.test", &addresses(0, 2), 60);
+        let saved = before.folded(&[]);
+        before.switch.clear();
+        before.sentinels.clear();
+        let mut node = started_with(&mut before, Some(saved), Config::default());
+        node.engine.told.cache.limits_mut().addresses_per_port_max = 2;
+        node.pods = before.pods.clone();
+        node.give(Input::SwitchUp);
+        node.give(Input::Interfaces(InterfaceUpdate {
+            reset: true,
+            interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
+        }));
+        if is_told_again {
+            node.answer("p1", "bad.test", &addresses(0, 2), 60);
+        }
+        let sb = SbUpdate {
+            port_bindings: vec![(RowId::new(0x105), Some(port_binding("ns1_p1", 5)))],
+            ..southbound(&node, &rules)
+        };
+        node.give(Input::Sb(sb));
+        node.pass(Duration::from_secs(1));
+        node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
+        node.give(firewalls(true, Some(firewall(&rules))));
+        node.give(Input::Nb(NbUpdate {
+            reset: true,
+            acls: acls(&rules),
+            ..NbUpdate::default()
+        }));
+        node.pass(Duration::from_secs(1));
+        let closed = node.open().into_iter().filter(|(.., at)| *at == 11_000);
+        assert_eq!(closed.count(), 2, "told again: {is_told_again}");
+    }
 }
 
 /// The rule has gone while no agent ran.
