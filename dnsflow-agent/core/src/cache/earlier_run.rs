@@ -38,8 +38,6 @@ pub(super) struct EarlierRun {
     ports: BTreeMap<Arc<str>, Option<Arc<str>>>,
     /// The hashes of its rules, by namespace.
     rules: BTreeMap<Arc<str>, u64>,
-    /// Whether it has left a journal.
-    is_known: bool,
     /// Until when flows that deny stay although nobody knows their names.
     denials: Option<Timestamp>,
     /// Whether the first comparison has ended. Until then, not all rules may be known, and a name that was denied stays
@@ -66,7 +64,7 @@ struct Came {
 
 impl EarlierRun {
     fn load(&mut self, saved: Saved, now: Timestamp) {
-        (self.loaded_at, self.is_known) = (now, true);
+        self.loaded_at = now;
         (self.ports, self.rules, self.denials) = (saved.ports, saved.rules, saved.denials);
         for (name, pod) in &self.ports {
             let (pod, entries) = (pod.clone(), Vec::new());
@@ -223,9 +221,9 @@ impl Cache {
         self.earlier.denials
     }
 
-    /// Whether an earlier run has left a journal.
+    /// Whether an earlier run has left a journal in which it had come to its ports.
     pub(crate) fn knows_earlier_run(&self) -> bool {
-        self.earlier.is_known
+        !self.earlier.ports.is_empty()
     }
 
     /// The hash of the rules of a namespace by which the programs of an earlier run open.

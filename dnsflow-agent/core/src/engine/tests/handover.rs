@@ -4,7 +4,7 @@ use super::{
     edits::{config, node},
     kernel_opens::own_networks,
     limits::many,
-    restart::{read_but_southbound, southbound, started},
+    restart::{self, read_but_southbound, southbound, started},
     starts::{edit, is_open_at_all},
     *,
 };
@@ -182,6 +182,21 @@ fn earlier_programs_go_on_though_a_rule_was_added_behind_the_others_long_ago() {
 #[test]
 fn earlier_programs_open_nothing_without_a_journal() {
     let (node, _) = started_with(false, &rules(), &rules());
+    assert!(!node.earlier_open);
+}
+
+/// An agent without a journal has begun one, and was killed before it knew its ports.
+#[test]
+fn earlier_programs_open_nothing_by_a_journal_without_ports() {
+    let rules = rules();
+    let mut before = node(WAY, &rules);
+    let mut killed = started(&mut before, &[], config(WAY));
+    let saved = killed.folded(&[]);
+    assert!(saved.denials.is_some() && saved.ports.is_empty());
+    let node = restart::started_with(&mut killed, Some(saved), config(WAY));
+    let mut node = read_but_southbound(node, &before, &rules);
+    southbound_of(&rules)(&mut node);
+    node.pass(Duration::from_secs(1));
     assert!(!node.earlier_open);
 }
 
