@@ -1,7 +1,7 @@
 //! The journal on disk: what pods were told, for the next agent.
 //!
-//! One file in the directory of `--state-dir`, to which the hot thread appends the records of a turn by one write,
-//! before anything follows from them. So no record is lost that the file system has taken, whatever becomes of the agent.
+//! One file in the directory of `--state-dir`, to which the hot thread appends the records of a turn, before anything
+//! follows from them. So no record is lost that the file system has taken, whatever becomes of the agent.
 //! Nothing is synced: flows and marks do not outlive the node either, and the file counts for one boot.
 //!
 //! The file has a line with its form and the boot, then records: two octets with the length (little endian), and the
@@ -35,14 +35,15 @@ const UNUSABLE: &str = "journal.unusable";
 const FILES: &[&str] = &[FILE, UNUSABLE];
 /// The form of the file.
 const FORM: &str = "dnsflow journal 1";
-/// A larger file is not the agent's: what lives on a full node, with the longest names, takes 80 MB.
+/// No file of the agent's is larger: what lives on a full node, with the longest names, takes 80 MB.
 const SIZE_MAX: u64 = 256 << 20;
 /// A file is written anew when it has twice the size of what lived when it was begun, and so much more.
 const REWRITE_AT_LEAST: u64 = 1 << 20;
+/// But at this size at the latest: an edit may add a record for each name, and so may another one before the new file is
+/// whole.
+const REWRITE_AT_MOST: u64 = SIZE_MAX / 2;
 /// What could not be written is tried again, and told, so often.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
-/// A buffer that was larger is given back.
-const BUFFER_KEPT_MAX: usize = 1 << 16;
 
 /// Why the journal cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -99,14 +100,16 @@ pub struct Journal {
     file: Option<Appended>,
     /// The size at which a new file is begun.
     rewrite_at: u64,
-    /// The new file that is being written, and what it has of all that lives.
-    rewriting: Option<(Appended, Parts)>,
+    /// The new file that is being written.
+    rewriting: Option<Rewriting>,
     /// Records are missing in the file: a new one is begun then.
     retry_at: Option<Timestamp>,
+    /// How many records are in no file.
+    lost: usize,
     buffer: Vec<u8>,
 }
 
-/// A file of the agent's own, and how much of it is whole.
+/// A file of the agent's own, and its length.
 #[derive(Debug)]
 struct Appended {
     file: File,
@@ -114,19 +117,30 @@ struct Appended {
 }
 
 impl Appended {
-    /// Appends by one write. What is not written whole is cut off.
+    /// Appends by one write, if all fits. The file is of no use otherwise.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let written = match self.file.write(bytes) {
-            Ok(written) if written == bytes.len() => {
-                self.len += written as u64;
-                return Ok(());
-            }
-            Ok(_) => io::Error::from(io::ErrorKind::StorageFull),
-            Err(error) => error,
-        };
-        self.file.set_len(self.len)?;
-        Err(written)
+        let len = self.len + bytes.len() as u64;
+        if len > SIZE_MAX {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        if self.file.write(bytes)? < bytes.len() {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.len = len;
+        Ok(())
     }
+}
+
+/// A new file that is not whole yet.
+#[derive(Debug)]
+struct Rewriting {
+    file: Appended,
+    /// What it has of all that lives.
+    parts: Parts,
+    /// How many octets of it are parts. The others are records that have come meanwhile.
+    live: u64,
+    /// How many records it has that no other file has.
+    alone: usize,
 }
 
 /// Opens the journal in `dir`, which is made if there is none. Returns what an earlier agent of this boot has left there,
@@ -148,17 +162,19 @@ pub fn open(
         rewrite_at: REWRITE_AT_LEAST,
         rewriting: None,
         retry_at: None,
+        lost: 0,
         buffer: Vec::new(),
     };
     let (saved, mut refusal) = match journal.read(now) {
         Ok(saved) => (saved, None),
         Err(refusal) => (None, Some(refusal)),
     };
-    if journal.file.is_none()
-        && let Err(error) = journal.begin().and_then(|()| journal.end())
-    {
-        journal.give_up(now);
-        refusal = Some(io_error("write", &journal.path)(error));
+    if journal.file.is_none() {
+        journal.end_file();
+        if let Err(error) = journal.begin().and_then(|()| journal.end()) {
+            journal.give_up(now);
+            refusal = Some(io_error("write", &journal.path)(error));
+        }
     }
     Ok((journal, saved, refusal))
 }
@@ -241,38 +257,48 @@ impl Journal {
         })
     }
 
-    /// Appends the records of a turn.
+    /// Appends the records of a turn. If the agent is killed between two pieces of many records, nothing has followed from
+    /// any of them.
     ///
     /// # Errors
     ///
-    /// Where the file system refuses. The file ends then, until a new one takes its place: what follows would be believed
-    /// without these records.
+    /// Where the file system refuses. The file goes then, until a new one takes its place: what follows would be believed
+    /// without these records. A start without a file is safe, and has room for a new one.
     pub fn append(&mut self, records: &[Record], now: Timestamp) -> Result<(), StateError> {
-        if records.is_empty() {
-            return Ok(());
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let mut result = Ok(());
+        form::write_all(records, &mut buffer, |piece| {
+            result = std::mem::replace(&mut result, Ok(())).and(self.append_piece(piece, now));
+        });
+        self.buffer = buffer;
+        if self.file.is_none() {
+            let alone = self.rewriting.as_mut().map(|new| &mut new.alone);
+            *alone.unwrap_or(&mut self.lost) += records.len();
         }
-        form::write_all(records, &mut self.buffer);
+        result.map_err(io_error("write", &self.path))
+    }
+
+    fn append_piece(&mut self, piece: &[u8], now: Timestamp) -> io::Result<()> {
         let mut result = Ok(());
         if let Some(file) = &mut self.file
-            && let Err(error) = file.append(&self.buffer)
+            && let Err(error) = file.append(piece)
         {
-            self.file = None;
-            self.retry_at.get_or_insert(now);
-            result = Err(io_error("write", &self.path)(error));
+            self.end_file();
+            self.retry_at.get_or_insert(now + RETRY_INTERVAL);
+            result = Err(error);
         }
-        if let Some((file, _)) = &mut self.rewriting
-            && let Err(error) = file.append(&self.buffer)
+        if let Some(Rewriting { file, .. }) = &mut self.rewriting
+            && let Err(error) = file.append(piece)
         {
             self.give_up(now);
-            result = Err(io_error("write", &self.path)(error));
+            result = Err(error);
         }
-        self.buffer.shrink_to(BUFFER_KEPT_MAX);
         result
     }
 
-    /// Whether the records that are appended are in some file.
-    pub fn has_file(&self) -> bool {
-        self.file.is_some() || self.rewriting.is_some()
+    /// How many records are in no file, which were not counted by an earlier call.
+    pub fn take_lost(&mut self) -> usize {
+        std::mem::take(&mut self.lost)
     }
 
     /// When a new file is due because records are missing.
@@ -312,18 +338,22 @@ impl Journal {
         next_part: impl FnOnce(&mut Parts) -> Option<Vec<Record>>,
         now: Timestamp,
     ) -> Result<(), StateError> {
-        let Some((file, parts)) = &mut self.rewriting else {
+        let Some(Rewriting {
+            file, parts, live, ..
+        }) = &mut self.rewriting
+        else {
             return Ok(());
         };
         let written = match next_part(parts) {
             None => self.end(),
             Some(records) => {
-                form::write_all(&records, &mut self.buffer);
-                let written = match self.buffer.is_empty() {
-                    true => Ok(()),
-                    false => file.append(&self.buffer),
-                };
-                self.buffer.shrink_to(BUFFER_KEPT_MAX);
+                let mut written = Ok(());
+                form::write_all(&records, &mut self.buffer, |piece| {
+                    if written.is_ok() {
+                        written = file.append(piece);
+                        *live += piece.len() as u64;
+                    }
+                });
                 written
             }
         };
@@ -338,24 +368,35 @@ impl Journal {
         let file = self.directory.begin(FILE)?;
         let mut file = Appended { file, len: 0 };
         file.append(self.head.as_bytes())?;
-        self.rewriting = Some((file, Parts::default()));
+        self.rewriting = Some(Rewriting {
+            file,
+            parts: Parts::default(),
+            live: 0,
+            alone: 0,
+        });
         Ok(())
     }
 
     /// The new file has all that lives.
     fn end(&mut self) -> io::Result<()> {
-        if let Some((file, _)) = self.rewriting.take() {
+        if let Some(Rewriting { file, live, .. }) = self.rewriting.take() {
             self.directory.replace(FILE)?;
-            self.rewrite_at = 2 * file.len + REWRITE_AT_LEAST;
+            self.rewrite_at = (2 * live + REWRITE_AT_LEAST).min(REWRITE_AT_MOST);
             self.file = Some(file);
             self.retry_at = None;
         }
         Ok(())
     }
 
+    /// The file misses records, or may not be believed. If it cannot be removed, a new one takes its place later.
+    fn end_file(&mut self) {
+        self.file = None;
+        let _removed = self.directory.remove(FILE);
+    }
+
     /// A new file could not be written: the old one goes on, and another new one is tried later.
     fn give_up(&mut self, now: Timestamp) {
-        self.rewriting = None;
+        self.lost += self.rewriting.take().map_or(0, |new| new.alone);
         // It takes the space of others. If it cannot be removed, the next one does so.
         let _removed = self.directory.abandon(FILE);
         self.retry_at = Some(now + RETRY_INTERVAL);

@@ -116,7 +116,7 @@ impl Hot {
                 () = future::ready(()), if self.reads_left() => self.left_frames(&mut incoming.inputs),
                 // Likewise a new file of the journal.
                 () = future::ready(()), if self.upkeep.recorder.is_rewriting() => {
-                    self.upkeep.recorder.go_on(&self.engine);
+                    self.upkeep.recorder.go_on(&mut self.engine);
                 }
                 () = self.alarm.wait(Some(deadline)) => self.timeout(),
                 // An edge has stopped: its thread's result says which.

@@ -38,11 +38,21 @@ pub(super) enum Read {
 /// The octets with the length of a record.
 const LEN: usize = 2;
 
-/// Makes these records the content of a buffer.
-pub(super) fn write_all(records: &[Record], to: &mut Vec<u8>) {
-    to.clear();
+/// A part of many records has so many octets, and no more than one record beyond.
+pub(super) const PIECE: usize = 1 << 16;
+
+/// Makes pieces of these records the content of a buffer, and hands them out one after another.
+pub(super) fn write_all(records: &[Record], buffer: &mut Vec<u8>, mut to: impl FnMut(&[u8])) {
     for record in records {
-        write(record, to);
+        write(record, buffer);
+        if buffer.len() >= PIECE {
+            to(buffer);
+            buffer.clear();
+        }
+    }
+    if !buffer.is_empty() {
+        to(buffer);
+        buffer.clear();
     }
 }
 

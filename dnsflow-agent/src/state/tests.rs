@@ -230,37 +230,113 @@ fn a_new_file_has_what_lives_and_what_comes_meanwhile() {
     assert_eq!(saved, Some(folded(all.iter().chain([&behind]))));
 }
 
+/// All that lives, in one part.
+fn rewrite(journal: &mut Journal, all: &[Record]) {
+    let part = all.to_vec();
+    journal
+        .go_on(|_| Some(part), at(100))
+        .expect("there is space");
+    journal.go_on(|_| None, at(100)).expect("it is replaced");
+}
+
+/// A file into which nothing can be written.
+fn full() -> Appended {
+    let file = File::options().append(true).open("/dev/full");
+    let file = file.expect("Linux has one");
+    Appended { file, len: 100 }
+}
+
 /// What comes behind records that are missing would be believed without them.
 #[test]
-fn a_file_that_takes_no_records_ends_until_a_new_one_takes_its_place() {
-    let dir = Dir::new("ends");
+fn a_file_that_takes_no_records_goes_until_a_new_one_takes_its_place() {
+    let dir = Dir::new("goes");
     let (mut journal, _) = opened(&dir);
     append(&mut journal, &records());
-    let taken = journal.file.take().expect("a file");
-    journal.file = Some(Appended {
-        file: File::open(dir.file()).expect("to read"),
-        ..taken
-    });
+    journal.file = Some(full());
     let lost = [told(8, name("lost.example.com"))];
-    journal.append(&lost, at(100)).expect_err("it is read-only");
-    assert!(!journal.has_file());
+    let error = journal.append(&lost, at(100)).expect_err("it is full");
+    assert!(error.to_string().contains("No space left"), "{error}");
+    assert_eq!((find(&dir.0), journal.take_lost()), (None, 1));
     let behind = [told(9, name("behind.example.com"))];
     append(&mut journal, &behind);
-    assert!(!journal.has_file());
-    assert_eq!(opened(&dir).1, Some(folded(&records())));
-    assert_eq!(journal.deadline(), Some(at(100)));
-    journal.begin_if_due(at(100)).expect("there is space");
-    assert!(journal.has_file());
+    assert_eq!((find(&dir.0), journal.take_lost()), (None, 1));
+    let again = at(100) + RETRY_INTERVAL;
+    assert_eq!(journal.deadline(), Some(again));
+    journal.begin_if_due(again).expect("there is space");
     let all: Vec<Record> = [records(), lost.to_vec(), behind.to_vec()].concat();
-    let part = all.clone();
-    journal.go_on(|_| Some(part), at(100)).expect("written");
-    journal.go_on(|_| None, at(100)).expect("replaced");
+    rewrite(&mut journal, &all);
     assert_eq!(opened(&dir).1, Some(folded(&all)));
     // One that is given up leaves nothing.
     journal.begin().expect("there is space");
     journal.give_up(at(100));
     let found = fs::read_dir(&dir.0).expect("it can be read").count();
-    assert_eq!(found, 1);
+    assert_eq!((found, journal.take_lost()), (1, 0));
+}
+
+/// Some are in a new file alone, which is given up because it has no space for the others.
+#[test]
+fn records_of_a_new_file_that_is_given_up_are_counted() {
+    for has_old in [true, false] {
+        let dir = Dir::new("given-up");
+        let (mut journal, _) = opened(&dir);
+        append(&mut journal, &records());
+        journal.begin().expect("there is space");
+        if !has_old {
+            journal.end_file();
+        }
+        append(&mut journal, &[told(8, name("a.example.com"))]);
+        assert_eq!(journal.take_lost(), 0, "the new file has it");
+        journal.rewriting.as_mut().expect("it is begun").file = full();
+        let behind = [told(9, name("b.example.com"))];
+        journal.append(&behind, at(100)).expect_err("it is full");
+        let lost = if has_old { 0 } else { 2 };
+        assert_eq!(journal.take_lost(), lost, "old file: {has_old}");
+    }
+}
+
+/// An edit denies the names of all pods, and is taken back while a new file is written.
+#[test]
+fn records_that_come_meanwhile_put_no_further_file_off() {
+    let dir = Dir::new("edits");
+    let (mut journal, _) = opened(&dir);
+    let live = records();
+    append(&mut journal, &live);
+    let edit: Vec<Record> = (0..=u8::MAX)
+        .flat_map(|host| vec![told(host, name("a.test")); 500])
+        .collect();
+    for _ in 0..3 {
+        append(&mut journal, &edit);
+        assert!(
+            journal.buffer.capacity() < 4 * form::PIECE,
+            "it is written in pieces"
+        );
+        journal.begin_if_due(at(100)).expect("there is space");
+        assert!(journal.is_rewriting());
+        append(&mut journal, &edit);
+        rewrite(&mut journal, &live);
+    }
+    let Appended { len, .. } = journal.file.as_ref().expect("a file");
+    assert!(*len > 2 * REWRITE_AT_LEAST, "{len}");
+    // However much lives.
+    journal.begin().expect("there is space");
+    let rewriting = journal.rewriting.as_mut().expect("it is begun");
+    rewriting.live = SIZE_MAX;
+    journal.go_on(|_| None, at(100)).expect("it is replaced");
+    assert_eq!(journal.rewrite_at, REWRITE_AT_MOST);
+}
+
+/// The next start would not read it.
+#[test]
+fn a_file_grows_no_larger_than_one_that_is_read() {
+    let dir = Dir::new("grows");
+    let (mut journal, _) = opened(&dir);
+    let Appended { file, len } = journal.file.as_mut().expect("a file");
+    file.set_len(SIZE_MAX - 10).expect("sparse");
+    *len = SIZE_MAX - 10;
+    let record = [told(8, name("a.example.com"))];
+    let error = journal.append(&record, at(100)).expect_err("it is large");
+    assert!(error.to_string().contains("file too large"), "{error}");
+    assert_eq!(find(&dir.0), None);
 }
 
 #[test]

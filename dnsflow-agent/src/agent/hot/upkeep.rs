@@ -146,10 +146,8 @@ impl Recorder {
             return;
         };
         let appended = journal.append(&records, now);
-        if !journal.has_file() {
-            engine.records_lost(records.len());
-        }
         let begun = appended.and_then(|()| journal.begin_if_due(now));
+        engine.records_lost(journal.take_lost());
         self.tell(begun, now);
     }
 
@@ -167,10 +165,11 @@ impl Recorder {
     }
 
     /// Writes a further part of a new file.
-    pub(super) fn go_on(&mut self, engine: &Engine) {
+    pub(super) fn go_on(&mut self, engine: &mut Engine) {
         if let Some(journal) = &mut self.journal {
             let now = now();
             let written = journal.go_on(|parts| engine.next_part(parts), now);
+            engine.records_lost(journal.take_lost());
             self.tell(written, now);
         }
     }
@@ -180,7 +179,7 @@ impl Recorder {
             && self.told_until <= now
         {
             self.told_until = now + TOLD_INTERVAL;
-            warn!(%error, "cannot write the journal: a restart forgets what pods are told from now on");
+            warn!(%error, "cannot write the journal: until it can be written, a restart closes what is open");
         }
     }
 }
