@@ -174,8 +174,8 @@ impl Node {
         loop {
             self.engine.end_turn(self.now);
             self.reports.extend(self.engine.take_reports());
-            let commands = self.engine.take_commands();
             self.journal.extend(self.engine.take_records());
+            let commands = self.engine.take_commands();
             if commands.is_empty() {
                 return;
             }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use dnsflow_core::{
-    Command, Input,
+    Command, Input, Timestamp,
+    engine::Engine,
     io::{input::FlowQuestion, report::Report},
 };
 
-use super::Hot;
+use super::{Hot, Recorder};
 use crate::{
     agent::reports::tell, api::Health, clock::now, conntrack::Request, journal::Journal,
     k8s::events::Reporter, memory, metrics::Observed, ovn_db::OvnCommand,
@@ -43,16 +44,23 @@ impl Listeners {
     }
 }
 
+/// Ends a turn, and writes its records. Returns the commands, which follow from them.
+pub(super) fn end_turn(
+    engine: &mut Engine,
+    recorder: &mut Recorder,
+    now: Timestamp,
+) -> Vec<Command> {
+    engine.end_turn(now);
+    recorder.write(engine, now);
+    engine.take_commands()
+}
+
 impl Hot {
     /// Carries out the engine's commands; what comes of them at once goes back into it. What there is to
     /// tell people comes last: pods wait for the commands.
     pub(super) fn carry_out(&mut self) {
         loop {
-            let now = now();
-            self.engine.end_turn(now);
-            // Before anything follows from them.
-            self.upkeep.recorder.write(&mut self.engine, now);
-            let commands = self.engine.take_commands();
+            let commands = end_turn(&mut self.engine, &mut self.upkeep.recorder, now());
             if commands.is_empty() {
                 break;
             }

@@ -209,20 +209,30 @@ impl Frames {
     }
 }
 
-/// Has the engine look at a frame, and defers an answer that no rule mentions. If the kernel has opened its addresses,
-/// their names are recorded before the frame is given back: else nobody would know them behind the end of this agent.
+/// Has the engine look at a frame, and defers an answer that no rule mentions.
 fn hand_in(
     frame: Frame<'_>,
     engine: &mut Engine,
     (deferred, journal): (&mut DeferredAnswers, &mut Recorder),
 ) {
-    let now = now();
-    if engine.handle_frame(frame, now) {
+    if look_at(frame, engine, journal, now()) {
         deferred.defer(frame);
     }
+}
+
+/// Has the engine look at a frame. If the kernel has opened its addresses, their names are recorded before the frame is
+/// given back: else nobody would know them behind the end of this agent. Returns whether to defer the frame.
+pub(super) fn look_at(
+    frame: Frame<'_>,
+    engine: &mut Engine,
+    journal: &mut Recorder,
+    now: Timestamp,
+) -> bool {
+    let is_to_wait = engine.handle_frame(frame, now);
     if frame.opened {
         journal.write(engine, now);
     }
+    is_to_wait
 }
 
 /// The marks of addresses.

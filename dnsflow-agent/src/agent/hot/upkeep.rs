@@ -104,17 +104,19 @@ pub(crate) struct Recorder {
 impl Recorder {
     /// They go into the journal in this directory, if any. The engine takes over what an earlier agent has left there.
     pub(crate) fn open(dir: Option<&Path>, engine: &mut Engine) -> Self {
+        // The time that is left for a name counts from one time on.
+        let now = now();
         let Some(dir) = dir else {
-            engine.begin_journal(now());
+            engine.begin_journal(now);
             return Self::default();
         };
-        let journal = state::open(dir, now()).map(|(journal, saved, refusal)| {
+        let journal = state::open(dir, now).map(|(journal, saved, refusal)| {
             if let Some(error) = refusal {
                 warn!(%error, "this start knows no names of an earlier agent");
             }
             match saved.filter(|saved| *saved != Saved::default()) {
-                Some(saved) => engine.load(saved, now()),
-                None => engine.begin_journal(now()),
+                Some(saved) => engine.load(saved, now),
+                None => engine.begin_journal(now),
             }
             journal
         });
@@ -122,7 +124,7 @@ impl Recorder {
             journal: journal
                 .inspect_err(|error| {
                     warn!(%error, "cannot use the journal: the next agent will know no names of this one");
-                    engine.begin_journal(now());
+                    engine.begin_journal(now);
                 })
                 .ok(),
             is_wanted: true,
