@@ -714,12 +714,6 @@ impl Engine {
         folding.end(now)
     }
 
-    /// Its entries.
-    #[cfg(test)]
-    pub(crate) fn snapshot(&self, now: Timestamp) -> Vec<crate::cache::journal::SavedEntry> {
-        self.saved(now).entries
-    }
-
     /// How many flows should be in the switch.
     pub fn flow_count(&self) -> usize {
         self.told.cache.flow_count()

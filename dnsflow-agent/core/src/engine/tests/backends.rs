@@ -441,7 +441,7 @@ fn led_to_around_a_restart(comparisons: usize) {
     }
     let mut with_flows = own(&before).len();
     assert_eq!(with_flows, comparisons * CHANGES_UNDER_WAY_MAX);
-    let snapshot = before.engine.snapshot(before.now);
+    let snapshot = before.folded(&[]);
     let node = started(&mut before, &snapshot, config(Some(MASK)));
     let mut node = read_but_southbound(node, &before, &rules);
     lead_to(&mut node, 1, &told);

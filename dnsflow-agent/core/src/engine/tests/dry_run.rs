@@ -69,7 +69,7 @@ fn the_annotation_closes_what_is_open_and_back() {
 fn flows_of_an_earlier_run_are_taken_out() {
     let mut node = Node::with(&RULES());
     node.answer("p1", "example.com", &[ADDRESS], 600);
-    let saved = node.engine.snapshot(node.now);
+    let saved = node.folded(&[]);
     assert!(!node.switch.is_empty());
     let config = Config {
         dry_run: true,

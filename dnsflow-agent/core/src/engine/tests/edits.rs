@@ -39,14 +39,14 @@ pub(super) fn node(way: Option<u32>, rules: &[Rule]) -> Node {
 
 /// The agent ends; after `away`, the next one starts with these rules.
 fn restart(before: &mut Node, away: Duration, way: Option<u32>, rules: &[Rule]) -> Node {
-    let saved = before.engine.snapshot(before.now);
+    let saved = before.folded(&[]);
     before.now = before.now + away;
     after_restart_with(before, &aged(saved, away), rules, config(way))
 }
 
-/// A snapshot as it is read so much later.
-pub(super) fn aged(mut saved: Vec<SavedEntry>, time: Duration) -> Vec<SavedEntry> {
-    for saved in saved.iter_mut().flat_map(|entry| &mut entry.names) {
+/// A journal as it is read so much later.
+pub(super) fn aged(mut saved: Saved, time: Duration) -> Saved {
+    for saved in saved.entries.iter_mut().flat_map(|entry| &mut entry.names) {
         saved.rest = saved.rest.saturating_sub(time);
         saved.deny_rest = saved.deny_rest.saturating_sub(time);
     }
@@ -134,7 +134,7 @@ fn what_an_edit_closed_while_no_agent_ran_is_closed_at_the_start() {
                 before.answer("p1", "first.test", &[ADDRESS], 60);
                 before.answer("p1", "second.test", &[OTHER], 60);
                 let away = Duration::from_secs(away);
-                let saved = aged(before.engine.snapshot(before.now), away);
+                let saved = aged(before.folded(&[]), away);
                 before.now = before.now + away;
                 if is_used {
                     use_all(&mut before);
@@ -164,7 +164,7 @@ fn what_an_edit_closed_while_no_agent_ran_is_closed_after_a_slow_start() {
         before.answer("p1", "first.test", &[ADDRESS], 60);
         before.answer("p1", "second.test", &[OTHER], 60);
         use_all(&mut before);
-        let saved = aged(before.engine.snapshot(before.now), Duration::from_secs(60));
+        let saved = aged(before.folded(&[]), Duration::from_secs(60));
         let after = started(&mut before, &saved, config(way));
         let mut after = read_but_southbound(after, &before, &edited);
         after.answer("p1", "second.test", &[[203, 0, 113, 3]], 600);
@@ -242,7 +242,7 @@ fn a_mark_whose_time_is_over_stays_closed_while_the_pod_asks() {
     let rules = [allow("example.com"), deny_all()];
     let away = MIN_TTL + MARK_SLACK + Duration::from_secs(5);
     let mut before = over(&rules);
-    let saved = aged(before.engine.snapshot(before.now), away);
+    let saved = aged(before.folded(&[]), away);
     before.now = before.now + away;
     let after = started(&mut before, &saved, config(MARKS));
     let mut after = read_but_southbound(after, &before, &rules);
@@ -299,7 +299,7 @@ fn a_number_stands_for_what_the_dump_has_shown() {
     let rules = [on("other.test", 499), deny_all()];
     let mut told = node(ONE_NUMBER, &rules);
     told.answer("p1", "other.test", &[OTHER], 600);
-    let saved = told.engine.snapshot(told.now);
+    let saved = told.folded(&[]);
     for is_wiped in [false, true] {
         let mut before = node(ONE_NUMBER, &[on("example.com", 443), deny_all()]);
         before.answer("p1", "www.example.com", &[ADDRESS], 600);

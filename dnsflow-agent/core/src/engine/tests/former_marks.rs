@@ -25,7 +25,7 @@ fn a_former_mark_stays_until_its_successor_has_had_the_time_to_come() {
     for dump_takes in [0, 6] {
         let mut before = node(WAYS[1], &former);
         before.answer("p1", "www.example.com", &[ADDRESS], 600);
-        let saved = before.engine.snapshot(before.now);
+        let saved = before.folded(&[]);
         let node = started(&mut before, &saved, config(WAYS[1]));
         let mut node = read_but_southbound(node, &before, &moved);
         node.waiting = Some(VecDeque::new());

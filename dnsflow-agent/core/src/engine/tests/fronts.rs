@@ -273,7 +273,7 @@ fn a_start_takes_the_marks_from_addresses_in_front_of_load_balancers() {
         before.answer("p1", "www.example.com", &[ADDRESS], 600);
         before.pass(Duration::from_secs(30));
         assert_eq!(marked(&before), ips([ADDRESS]));
-        let snapshot = before.engine.snapshot(before.now);
+        let snapshot = before.folded(&[]);
         let node = started(&mut before, &snapshot, config(Some(MASK)));
         let mut node = read_but_southbound(node, &before, &rules());
         change(&mut node, of, Some(ADDRESS));

@@ -282,7 +282,7 @@ fn without_the_agent_a_mark_ends_by_itself() {
 fn a_restart_goes_on_with_marks_and_flows() {
     let mut before = node();
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let snapshot = before.engine.snapshot(before.now);
+    let snapshot = before.folded(&[]);
     let stray = (ifindex(&before), IpAddr::from([198, 51, 100, 1]));
     let known = (ifindex(&before), IpAddr::from(ADDRESS));
     let (mark, ..) = before.marks[&known];
@@ -300,7 +300,7 @@ fn a_restart_goes_on_with_marks_and_flows() {
 fn flows_of_an_agent_without_groups_stay_until_the_marks_are_set() {
     let mut before = Node::bare().start(&rules());
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let snapshot = before.engine.snapshot(before.now);
+    let snapshot = before.folded(&[]);
     let switch = before.switch.clone();
     let mut after = after_restart_with(&mut before, &snapshot, &rules(), config());
     after.pass(2 * COMPARE_INTERVAL);
@@ -352,7 +352,7 @@ fn a_port_that_was_closed_without_an_agent_ends_although_its_number_is_still_in_
         ports.collect::<BTreeSet<_>>()
     };
     assert_eq!(ports(&before).len(), 2);
-    let snapshot = before.engine.snapshot(before.now);
+    let snapshot = before.folded(&[]);
     let after = after_restart_with(&mut before, &snapshot, &new, config());
     assert_eq!(ports(&after).len(), 1, "{:#?}", after.switch);
     assert!(is_open_at_all(&after, ADDRESS) && is_open_at_all(&after, OTHER));
@@ -1025,7 +1025,7 @@ fn no_number_is_freed_while_the_marks_cannot_be_read() {
 fn moved_meanwhile(before: &mut Node, new: impl IntoIterator<Item = Rule>) -> (Node, Input) {
     let [former, _] = edit();
     let moved: Vec<Rule> = new.into_iter().chain(former).collect();
-    let saved = before.engine.snapshot(before.now);
+    let saved = before.folded(&[]);
     let node = started(before, &saved, config_of_three());
     let node = read_but_southbound(node, before, &moved);
     let sb = southbound(&node, &moved);
@@ -1117,7 +1117,7 @@ fn a_mark_of_an_earlier_run_goes_if_its_number_may_be_another_ones() {
         before.set_ovn(&former);
         before.answer("p1", "www.example.com", &[ADDRESS], 600);
         let mark = before.marks[&(ifindex(&before), ADDRESS.into())].0;
-        let snapshot = before.engine.snapshot(before.now);
+        let snapshot = before.folded(&[]);
         let node = started(&mut before, &snapshot, config());
         (read_but_southbound(node, &before, &moved), mark)
     };
@@ -1174,7 +1174,7 @@ fn a_number_of_the_former_run_is_not_free_before_the_marks_are_read() {
     before.answer("p1", "www.old.test", &[ADDRESS], 600);
     before.pass(Duration::from_secs(30));
     assert_eq!((before.marks.len(), before.open().len()), (1, 1));
-    let snapshot = before.engine.snapshot(before.now);
+    let snapshot = before.folded(&[]);
     let rules = [deny_all(), many(allow("new.test"), 2)];
     let node = started(&mut before, &snapshot, config());
     let mut node = read_but_southbound(node, &before, &rules);
@@ -1246,7 +1246,7 @@ fn no_flow_of_a_group_is_sent_while_the_marks_of_the_former_run_cannot_be_read()
     before.answer("p1", "www.new.test", &[OTHER], 600);
     before.pass(Duration::from_secs(30));
     assert_eq!(before.marks.len(), 1);
-    let snapshot = before.engine.snapshot(before.now);
+    let snapshot = before.folded(&[]);
     let rules = [deny_all(), many(allow("new.test"), 2)];
     let node = started(&mut before, &snapshot, config());
     let mut node = read_but_southbound(node, &before, &rules);

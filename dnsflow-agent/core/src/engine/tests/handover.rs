@@ -46,8 +46,10 @@ fn started_by(
     before.answer("p1", "api.a.test", &[[203, 0, 113, 3]], 3600);
     before.answer("p1", "www.b.test", &[OTHER], 3600);
     before.pass(Duration::from_secs(30));
-    let mut saved = before.engine.snapshot(before.now);
-    saved.retain(|_| has_snapshot);
+    let mut saved = before.folded(&[]);
+    if !has_snapshot {
+        saved = Saved::default();
+    }
     let ifindex = ifindex_of(before.pods["ns1_p1"]);
     let mut classes = before.kernel.classes.iter();
     let ((at, _), mark) = classes.next().expect("a class");
@@ -190,7 +192,7 @@ fn earlier_programs_open_nothing_without_a_journal() {
 fn earlier_programs_open_nothing_by_a_journal_without_ports() {
     let rules = rules();
     let mut before = node(WAY, &rules);
-    let mut killed = started(&mut before, &[], config(WAY));
+    let mut killed = started(&mut before, &Saved::default(), config(WAY));
     let saved = killed.folded(&[]);
     assert!(saved.denials.is_some() && saved.ports.is_empty());
     let node = restart::started_with(&mut killed, Some(saved), config(WAY));

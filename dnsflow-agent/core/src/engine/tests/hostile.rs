@@ -545,7 +545,7 @@ fn denied_names_of_an_address_leave_room_for_one_of_each_other_rule_also_over_a_
         assert_eq!(places(&node, ADDRESS), all);
         let more = if is_crowd_alike { 0 } else { others.len() };
         assert_eq!(names_of(&node, ADDRESS), NAMES_PER_ADDRESS_MAX + more);
-        let saved = node.engine.snapshot(node.now);
+        let saved = node.folded(&[]);
         node.switch.clear();
         node.sentinels.clear();
         let after = after_restart_with(&mut node, &saved, &rules[..4], Config::default());

@@ -617,13 +617,13 @@ fn what_a_rule_denies_is_closed_wherever_it_leads() {
 }
 
 /// What an agent finds after a restart, with these refusals.
-fn restarted(before: &mut Node, snapshot: &[SavedEntry], refusals: Refusals) -> Node {
+fn restarted(before: &mut Node, saved: &Saved, refusals: Refusals) -> Node {
     let rules = [allow("example.com"), deny_all()];
     let config = Config {
         refusals,
         ..Config::default()
     };
-    restart::after_restart_with(before, snapshot, &rules, config)
+    restart::after_restart_with(before, saved, &rules, config)
 }
 
 #[test]
@@ -634,7 +634,7 @@ fn after_a_restart_what_is_refused_now_is_closed() {
     };
     let mut before = Node::with(&[allow("example.com"), deny_all()]);
     before.answer("p1", "example.com", &[ADDRESS, OTHER], 600);
-    let snapshot = before.engine.snapshot(before.now);
+    let snapshot = before.folded(&[]);
     let node = restarted(&mut before, &snapshot, refusals());
     assert_eq!(node.destinations(), ["203.0.113.2".to_owned()].into());
 }

@@ -16,29 +16,26 @@ use crate::{
     values::limits::{HOLD_LONGEST, UNKNOWN_DEFERRED_MAX},
 };
 
-/// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its
+/// A node as [`Node::with`] makes it, but with what an earlier run has left: its journal, and its
 /// flows in the switch. The switch is there first, OVN's southbound database last.
-pub(super) fn after_restart(before: &mut Node, snapshot: &[SavedEntry], rules: &[Rule]) -> Node {
-    after_restart_with(before, snapshot, rules, Config::default())
+pub(super) fn after_restart(before: &mut Node, saved: &Saved, rules: &[Rule]) -> Node {
+    after_restart_with(before, saved, rules, Config::default())
 }
 
 /// The same, with other options.
 pub(super) fn after_restart_with(
     before: &mut Node,
-    snapshot: &[SavedEntry],
+    saved: &Saved,
     rules: &[Rule],
     config: Config,
 ) -> Node {
-    let node = started(before, snapshot, config);
+    let node = started(before, saved, config);
     read_all(node, before, rules)
 }
 
-/// An agent that has read nothing but the journal, if there are entries in it.
-pub(super) fn started(before: &mut Node, snapshot: &[SavedEntry], config: Config) -> Node {
-    let saved = (!snapshot.is_empty()).then(|| Saved {
-        entries: snapshot.to_vec(),
-        ..before.engine.saved(before.now)
-    });
+/// An agent that has read nothing but the journal, if there is something in it.
+pub(super) fn started(before: &mut Node, saved: &Saved, config: Config) -> Node {
+    let saved = (*saved != Saved::default()).then(|| saved.clone());
     started_with(before, saved, config)
 }
 
@@ -48,7 +45,10 @@ pub(super) fn started_with(before: &mut Node, saved: Option<Saved>, config: Conf
     node.engine = Engine::new(config);
     node.now = before.now;
     match saved {
-        Some(saved) => node.engine.load(saved, node.now),
+        Some(saved) => {
+            node.engine.load(saved, node.now);
+            node.journal.clone_from(&before.journal);
+        }
         None => node.engine.begin_journal(node.now),
     }
     node.trust_server();
@@ -64,14 +64,6 @@ fn fold(records: impl IntoIterator<Item = Record>, now: Timestamp) -> Saved {
     let mut folding = Folding::default();
     records.into_iter().for_each(|record| folding.take(record));
     folding.end(now)
-}
-
-/// What an earlier run has left, without its rules and ports.
-fn of_entries(entries: Vec<SavedEntry>) -> Saved {
-    Saved {
-        entries,
-        ..Saved::default()
-    }
 }
 
 /// Everything that the earlier run has known is read, with these rules.
@@ -127,7 +119,7 @@ fn a_restart_writes_nothing_and_goes_on_where_it_was() {
     let rules = [allow("example.com"), deny_all()];
     let mut before = Node::with(&rules);
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let snapshot = before.engine.snapshot(before.now);
+    let snapshot = before.folded(&[]);
     let mut after = after_restart(&mut before, &snapshot, &rules);
     assert_eq!(after.batches(), []);
     assert_eq!(after.engine.flow_count(), 1);
@@ -161,7 +153,7 @@ fn an_answer_before_the_comparison_goes_back_behind_it() {
     for is_wiped in [false, true] {
         let mut before = Node::with(&rules);
         before.answer("p1", "www.example.com", &[ADDRESS], 600);
-        let snapshot = before.engine.snapshot(before.now);
+        let snapshot = before.folded(&[]);
         if is_wiped {
             before.switch.clear();
         }
@@ -188,7 +180,7 @@ fn an_answer_before_the_comparison_goes_back_behind_it() {
 fn a_rule_that_went_while_nobody_looked_takes_its_flows_with_it() {
     let mut before = Node::with(&[allow("example.com"), deny_all()]);
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let snapshot = before.engine.snapshot(before.now);
+    let snapshot = before.folded(&[]);
     let after = after_restart(&mut before, &snapshot, &[deny_all()]);
     assert_eq!(after.open().len(), 0);
 }
@@ -198,17 +190,18 @@ fn another_pod_under_the_same_name_inherits_no_snapshot() {
     let rules = [allow("example.com"), deny_all()];
     let mut before = Node::with(&rules);
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let mut saved = before.engine.snapshot(before.now);
-    assert_eq!(saved.len(), 1);
-    saved[0].pod = Some("another".into());
+    let mut saved = before.folded(&[]);
+    let pod = saved.ports.get_mut("ns1_p1").expect("it was told a name");
+    *pod = Some("another".into());
+    saved.entries[0].pod.clone_from(pod);
     let mut node = Node::bare();
-    node.engine.load(of_entries(saved), node.now);
+    node.engine.load(saved, node.now);
     node.give(Input::Interfaces(InterfaceUpdate {
         reset: true,
         interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
     }));
     assert_eq!(node.engine.told.cache.entries_mut().count(), 0);
-    assert_eq!(node.engine.snapshot(node.now), []);
+    assert_eq!(node.engine.saved(node.now).entries, []);
 }
 
 /// Open vSwitch's database is away at the start.
@@ -218,7 +211,7 @@ fn a_name_of_the_snapshot_counts_from_the_start_on() {
     for (away, open) in [(60, 1), (3600, 0)] {
         let mut before = Node::with(&rules);
         before.answer("p1", "www.example.com", &[ADDRESS], 600);
-        let saved = before.engine.snapshot(before.now);
+        let saved = before.folded(&[]);
         before.switch.clear();
         before.sentinels.clear();
         let mut node = started(&mut before, &saved, Config::default());
@@ -233,8 +226,8 @@ fn a_name_of_the_snapshot_counts_from_the_start_on() {
 }
 
 /// Seconds.
-fn rests(saved: &[SavedEntry]) -> BTreeSet<(String, IpAddr, String, u64, u64)> {
-    let entries = saved.iter().flat_map(|entry| {
+fn rests(saved: &Saved) -> BTreeSet<(String, IpAddr, String, u64, u64)> {
+    let entries = saved.entries.iter().flat_map(|entry| {
         let names = entry.names.iter();
         names.map(move |name| (entry.port.to_string(), entry.address, name))
     });
@@ -253,7 +246,7 @@ fn a_start_that_ends_at_any_moment_leaves_what_it_has_found() {
     let mut before = Node::with(&rules);
     before.answer("p1", "bad.test", &[ADDRESS], 60);
     before.answer("p1", "www.example.com", &[OTHER], 600);
-    let saved = before.engine.snapshot(before.now);
+    let saved = before.folded(&[]);
     let expected = rests(&edits::aged(saved.clone(), TAKES));
     assert_eq!(expected.len(), 2);
     before.switch.clear();
@@ -280,7 +273,7 @@ fn a_start_that_ends_at_any_moment_leaves_what_it_has_found() {
                 node.give(inputs[*input].clone());
             }
             node.pass(TAKES);
-            let left = rests(&node.engine.snapshot(node.now));
+            let left = rests(&node.folded(&[]));
             assert_eq!(left, expected, "{:?}", &order[..read]);
         }
     }
@@ -296,7 +289,8 @@ fn without_a_journal_only_denials_stay_for_an_hour() {
             before.answer("p1", "bad.test", &[ADDRESS], 600);
             before.answer("p1", "www.example.com", &[OTHER], 600);
             before.pass(Duration::from_secs(30));
-            let mut node = after_restart_with(&mut before, &[], &rules, edits::config(way));
+            let mut node =
+                after_restart_with(&mut before, &Saved::default(), &rules, edits::config(way));
             node.pass(Duration::from_secs(5));
             let denied = BTreeSet::from(["203.0.113.1".to_owned()]);
             assert_eq!(node.destinations(), denied, "{way:?}");
@@ -324,7 +318,7 @@ fn without_a_journal_only_denials_stay_for_an_hour() {
 fn what_a_pod_is_told_before_it_can_be_enforced_outlives_the_agent() {
     for rules in [[deny("bad.test")], [allow("bad.test")]] {
         let mut before = Node::with(&rules);
-        let mut node = started(&mut before, &[], Config::default());
+        let mut node = started(&mut before, &Saved::default(), Config::default());
         node.pods = before.pods.clone();
         node.give(firewalls(true, Some(firewall(&rules))));
         node.give(Input::Interfaces(InterfaceUpdate {
@@ -332,7 +326,7 @@ fn what_a_pod_is_told_before_it_can_be_enforced_outlives_the_agent() {
             interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
         }));
         node.answer("p1", "bad.test", &[ADDRESS], 600);
-        let saved = node.engine.snapshot(node.now);
+        let saved = node.folded(&[]);
         let after = after_restart(&mut before, &saved, &rules);
         let expected = ("10.244.0.5".into(), "203.0.113.1".into(), 11_000);
         assert_eq!(after.open(), [expected]);
@@ -351,11 +345,10 @@ fn a_pod_that_is_gone_leaves_nothing_to_another_one_at_its_address() {
             before.engine = Engine::new(edits::config(way));
             let mut before = before.start(&rules);
             before.answer("p1", "www.example.com", &[ADDRESS], 600);
-            let saved = before.engine.snapshot(before.now);
+            let saved = before.folded(&[]);
             // The snapshot does not have it.
             before.answer("p1", "example.com", &[OTHER], 600);
-            // The snapshot has no rules of the other namespace.
-            let mut node = started_with(&mut before, Some(of_entries(saved)), edits::config(way));
+            let mut node = started(&mut before, &saved, edits::config(way));
             read_rules(&mut node, &other);
             let row = RowId::new(0x107);
             let mut interfaces = vec![(row, Some(interface("ns1_q1", 5, "uid-q1")))];
@@ -386,15 +379,10 @@ fn what_comes_to_be_denied_while_the_agent_is_away_stays_denied() {
     let mut before = Node::with(&[allow("example.com"), deny_all()]);
     let told_at = before.now;
     before.answer("p1", "example.com", &[ADDRESS], 1);
-    let mut snapshot = before.engine.snapshot(before.now);
-    // As it is read 80 s later, behind the end of its TTL.
-    let away = Duration::from_secs(80);
-    for saved in snapshot.iter_mut().flat_map(|entry| &mut entry.names) {
-        saved.rest = saved.rest.saturating_sub(away);
-        saved.deny_rest = saved.deny_rest.saturating_sub(away);
-    }
-    before.now = before.now + away;
-    let mut after = after_restart(&mut before, &snapshot, &[deny("example.com"), deny_all()]);
+    // Behind the end of its TTL.
+    before.now = before.now + Duration::from_secs(80);
+    let saved = before.folded(&[]);
+    let mut after = after_restart(&mut before, &saved, &[deny("example.com"), deny_all()]);
     expiry::assert_denied_for_an_hour(&mut after, told_at);
 }
 
@@ -409,7 +397,7 @@ fn a_denial_outlives_a_start_in_which_the_southbound_database_is_away() {
     before.pass(Duration::from_secs(200));
     let mut node = Node::bare();
     node.now = before.now;
-    node.engine.load(before.engine.saved(before.now), node.now);
+    node.engine.load(before.folded(&[]), node.now);
     node.pods = before.pods.clone();
     node.give(Input::SwitchUp);
     node.give(firewalls(true, Some(firewall(&rules))));
@@ -436,7 +424,7 @@ fn all_addresses_of_a_name_that_is_to_be_denied_outlive_the_agent() {
     let mut node = Node::with(&before);
     node.set_firewall(&edited);
     node.answer("p1", "bad.test", &addresses(0, 400), 600);
-    let saved = node.engine.snapshot(node.now);
+    let saved = node.folded(&[]);
     let mut node = after_restart(&mut node, &saved, &before);
     node.set_firewall(&edited);
     node.set_ovn(&edited);
@@ -450,7 +438,7 @@ fn all_addresses_of_a_denied_name_outlive_the_agent() {
     let rules = [deny("bad.test")];
     let mut before = Node::with(&rules);
     before.answer("p1", "bad.test", &addresses(0, 400), 60);
-    let saved = before.engine.snapshot(before.now);
+    let saved = before.folded(&[]);
     before.switch.clear();
     before.sentinels.clear();
     let after = after_restart(&mut before, &saved, &rules);
@@ -503,7 +491,7 @@ fn a_denied_name_of_the_snapshot_does_not_give_way_before_all_rules_are_known() 
 fn a_name_that_is_denied_no_more_counts_as_long_as_any_other() {
     let mut before = Node::with(&[deny("bad.test")]);
     before.answer("p1", "bad.test", &[ADDRESS], 60);
-    let saved = before.engine.snapshot(before.now);
+    let saved = before.folded(&[]);
     before.switch.clear();
     before.sentinels.clear();
     let mut after = after_restart(&mut before, &saved, &[allow("bad.test")]);
@@ -524,7 +512,7 @@ fn an_address_that_is_told_again_meanwhile_opens_by_flows_of_its_own() {
     let mut before = before.start(&[allow("example.com"), deny_all()]);
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
     let rules = [deny_all(), allow("example.com")];
-    let node = started(&mut before, &[], config());
+    let node = started(&mut before, &Saved::default(), config());
     let mut node = read_but_southbound(node, &before, &rules);
     node.waiting = Some(VecDeque::new());
     node.give(Input::Sb(southbound(&node, &rules)));
@@ -659,11 +647,10 @@ proptest! {
     #[test]
     fn an_answer_counts_at_any_moment_of_a_slow_start(
         order in Just([0, 1, 2, 3, 4]).prop_shuffle(),
-        with_snapshot in Just(true),
         comes_later in any::<bool>(),
         steps in vec((0_u8..3, 0_u64..20_000), 0..60),
     ) {
-        slow_start(order, with_snapshot, comes_later, &steps)?;
+        slow_start(order, comes_later, &steps)?;
     }
 }
 
@@ -671,7 +658,6 @@ proptest! {
 /// microseconds. The rule that mentions the names may come later than all of them.
 fn slow_start(
     order: [usize; 5],
-    with_snapshot: bool,
     comes_later: bool,
     steps: &[(u8, u64)],
 ) -> Result<(), TestCaseError> {
@@ -701,9 +687,7 @@ fn slow_start(
         tell(&mut before);
     }
     let mut node = Node::bare();
-    if with_snapshot {
-        node.engine.load(before.engine.saved(before.now), node.now);
-    }
+    node.engine.load(before.folded(&[]), node.now);
     node.trust_server();
     node.now = before.now + Duration::from_secs(3);
     node.switch = before.switch;
@@ -774,7 +758,7 @@ fn a_snapshot_is_given_out_port_by_port_and_a_port_that_changes_meanwhile_is_in_
         before.add_pod(name, host);
         before.answer(name, "example.com", &[ADDRESS, OTHER], 600);
     }
-    let saved = before.engine.snapshot(before.now);
+    let saved = before.folded(&[]);
     let mut node = started(&mut before, &saved, Config::default());
     // All sources but the interfaces: ports of the earlier run may still come.
     node.give(Input::SwitchUp);
@@ -818,7 +802,7 @@ fn a_port_that_comes_while_the_last_part_is_given_out_is_in_the_snapshot() {
         before.add_pod(name, host);
         before.answer(name, "example.com", &[ADDRESS], 600);
     }
-    let saved = before.engine.snapshot(before.now);
+    let saved = before.folded(&[]);
     let mut node = started(&mut before, &saved, Config::default());
     let mut parts = Parts::default();
     let mut next = |node: &Node| node.engine.next_part(&mut parts);
@@ -856,8 +840,8 @@ fn a_start_that_ends_early_gives_a_new_pod_nothing_of_the_former_one() {
             before.engine = Engine::new(edits::config(way));
             let mut before = before.start(&rules);
             before.answer("p1", "www.example.com", &[ADDRESS], 600);
-            let mut saved = before.engine.snapshot(before.now);
-            let begin = |before: &mut Node, saved: &[SavedEntry]| {
+            let mut saved = before.folded(&[]);
+            let begin = |before: &mut Node, saved: &Saved| {
                 let mut node = started(before, saved, edits::config(way));
                 node.give(Input::SwitchUp);
                 node.give(firewalls(true, Some(firewall(&rules))));
@@ -873,7 +857,7 @@ fn a_start_that_ends_early_gives_a_new_pod_nothing_of_the_former_one() {
                 // OVN's databases are away.
                 before = begin(&mut before, &saved);
                 before.answer("p1", "ftp.example.com", &[OTHER], 600);
-                saved = before.engine.snapshot(before.now);
+                saved = before.folded(&[]);
             }
             let mut node = begin(&mut before, &saved);
             node.give(Input::Nb(NbUpdate {
@@ -888,9 +872,9 @@ fn a_start_that_ends_early_gives_a_new_pod_nothing_of_the_former_one() {
             let case = format!("{way:?} {early_ends} early ends");
             assert_eq!(node.destinations(), own.collect(), "{case}");
             // Nothing of the former pod is kept.
-            let left = node.engine.snapshot(node.now);
+            let left = node.folded(&[]);
             let is_of_new = |entry: &SavedEntry| entry.pod.as_deref() == Some("uid-new");
-            assert!(left.iter().all(is_of_new), "{case}");
+            assert!(left.entries.iter().all(is_of_new), "{case}");
         }
     }
 }
@@ -901,7 +885,7 @@ fn a_start_that_ends_early_leaves_nothing_of_a_pod_that_is_gone_to_another_one_a
     let rules = [allow("example.com"), deny_all()];
     let mut before = Node::with(&rules);
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let saved = before.engine.snapshot(before.now);
+    let saved = before.folded(&[]);
     let row = RowId::new(0x105);
     let interfaces = Input::Interfaces(InterfaceUpdate {
         reset: true,
@@ -909,7 +893,7 @@ fn a_start_that_ends_early_leaves_nothing_of_a_pod_that_is_gone_to_another_one_a
     });
     let mut first = started(&mut before, &saved, Config::default());
     first.give(interfaces.clone());
-    let saved = first.engine.snapshot(first.now);
+    let saved = first.folded(&[]);
     let mut node = started(&mut first, &saved, Config::default());
     read_rules(&mut node, &rules);
     node.pods = [("ns1_q1".to_owned(), row)].into();
@@ -935,7 +919,7 @@ fn a_pod_takes_over_no_mark_of_the_pod_that_had_its_interface_index() {
         let mut before = edits::node(way, &rules);
         before.answer("p1", "www.example.com", &[ADDRESS], 600);
         before.pass(Duration::from_secs(30));
-        let saved = before.engine.saved(before.now);
+        let saved = before.folded(&[]);
         before.now = before.now + Duration::from_secs(30);
         let mut node = started_with(&mut before, Some(saved), edits::config(way));
         read_rules(&mut node, &rules);

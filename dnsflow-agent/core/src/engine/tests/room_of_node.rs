@@ -392,8 +392,8 @@ fn a_start_closes_nothing_because_another_pod_has_filled_the_node() {
         assert_eq!(open(&before), told.len());
         let flows = own(&before);
         let saved = match has_snapshot {
-            true => before.engine.snapshot(before.now),
-            false => Vec::new(),
+            true => before.folded(&[]),
+            false => Saved::default(),
         };
         let mut node = started(&mut before, &saved, config(WAYS[0]));
         node.engine.told.cache.limits_mut().names_per_node_max = 1000;
@@ -410,7 +410,7 @@ fn a_start_closes_nothing_because_another_pod_has_filled_the_node() {
 #[test]
 fn a_start_leaves_out_no_name_that_an_edit_has_denied_beyond_the_limit() {
     let denied = |node: &Node| {
-        let entries = node.engine.snapshot(node.now).into_iter();
+        let entries = node.folded(&[]).entries.into_iter();
         let names = entries.flat_map(|entry| entry.names);
         names.filter(|name| name.is_denied).count()
     };
@@ -472,10 +472,9 @@ fn a_start_behind_an_edit_closes_nothing_in_a_full_node() {
             own.filter(|flows| *flows == 50).count()
         };
         assert_eq!(whole(&before), 30);
-        let saved = before.engine.saved(before.now);
-        let mut node = started(&mut before, &[], config(WAYS[0]));
+        let saved = before.folded(&[]);
+        let mut node = started(&mut before, &saved, config(WAYS[0]));
         node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-        node.engine.load(saved, node.now);
         let pods = [(4, "p0".to_owned()), (5, "p1".to_owned())];
         let rules = if is_edited { &moved[..] } else { &rules[..] };
         read_all(&mut node, &before, &pods, rules);
@@ -501,10 +500,9 @@ fn a_start_closes_nothing_in_a_full_node_though_marks_are_refused() {
             fill(&mut before);
         }
         assert!(is_open(&before, ADDRESS, 1) && before.marks.is_empty());
-        let saved = before.engine.saved(before.now);
-        let mut node = started(&mut before, &[], config(WAYS[1]));
+        let saved = before.folded(&[]);
+        let mut node = started(&mut before, &saved, config(WAYS[1]));
         node.refuses_marks = true;
-        node.engine.load(saved, node.now);
         let pods = [(6, "p2"), (7, "p3"), (8, "p4"), (5, "p1")];
         let pods = pods.map(|(host, pod)| (host, pod.to_owned()));
         node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
@@ -544,7 +542,7 @@ fn open_addresses(node: &Node) -> usize {
 
 /// The next agent starts with the snapshot of the one before it.
 fn next_agent(before: &mut Node, way: Option<u32>, pods: &[(u8, &str)], rules: &[Rule]) -> Node {
-    let saved = before.engine.saved(before.now);
+    let saved = before.folded(&[]);
     next_agent_with(before, saved, way, pods, rules)
 }
 
@@ -556,10 +554,9 @@ fn next_agent_with(
     rules: &[Rule],
 ) -> Node {
     let refuses_marks = before.refuses_marks;
-    let mut node = started(before, &[], config(way));
+    let mut node = started(before, &saved, config(way));
     node.refuses_marks = refuses_marks;
     node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-    node.engine.load(saved, node.now);
     let pods: Vec<(u8, String)> = pods
         .iter()
         .map(|(host, pod)| (*host, (*pod).to_owned()))
@@ -658,7 +655,7 @@ fn a_marked_address_of_a_full_node_does_not_close_though_no_number_is_left() {
             node.pass(Duration::from_secs(5));
             match happens {
                 Happens::Start => {
-                    let saved = node.engine.saved(node.now);
+                    let saved = node.folded(&[]);
                     let pods = [&OTHERS[..], &[(5, "p1")]].concat();
                     node = next_agent_with(&mut node, saved, ONE_NUMBER, &pods, &rules(50));
                     node.pass(2 * COMPARE_INTERVAL);
@@ -751,11 +748,10 @@ fn the_first_comparison_of_a_full_node_removes_no_more_flows_than_it_looks_at() 
             before.pass(Duration::from_secs(1));
         }
         let all = own(&before);
-        let saved = before.engine.saved(before.now);
-        let mut node = started(&mut before, &[], config(WAYS[0]));
+        let saved = before.folded(&[]);
+        let mut node = started(&mut before, &saved, config(WAYS[0]));
         let limits = node.engine.told.cache.limits_mut();
         (limits.addresses_per_port_max, limits.names_per_node_max) = (100_000, names);
-        node.engine.load(saved, node.now);
         let pods = [(5, "p1".to_owned())];
         read_interfaces(&mut node, &before, &pods, &moved);
         node.waiting = Some(VecDeque::new());
@@ -911,10 +907,9 @@ fn a_start_brings_no_more_flows_than_the_node_may_have() {
     let (flows, closed_before) = (own(&before), closed(&before));
     assert!(flows <= FLOWS_MAX, "{flows}");
     for _ in 0..3 {
-        let saved = before.engine.saved(before.now);
-        let mut node = started(&mut before, &[], config(WAYS[0]));
+        let saved = before.folded(&[]);
+        let mut node = started(&mut before, &saved, config(WAYS[0]));
         node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-        node.engine.load(saved, node.now);
         read_all(&mut node, &before, &pods, &rules);
         node.pass(2 * COMPARE_INTERVAL);
         node.engine.told.cache.check();
@@ -931,10 +926,9 @@ fn a_start_plans_no_more_flows_than_the_node_may_have() {
     let rules = [many(deny("many.test"), 100)];
     let pods = five_pods();
     let mut before = overfull(&pods, &rules);
-    let saved = before.engine.saved(before.now);
-    let mut node = started(&mut before, &[], config(WAYS[0]));
+    let saved = before.folded(&[]);
+    let mut node = started(&mut before, &saved, config(WAYS[0]));
     node.engine.told.cache.limits_mut().names_per_node_max = NAMES;
-    node.engine.load(saved, node.now);
     node.switch_answers = false;
     read_all(&mut node, &before, &pods, &rules);
     let planned = node.engine.flow_count();
@@ -951,11 +945,10 @@ fn a_start_closes_nothing_because_the_pod_has_many_flows() {
     before.answer("p1", "many.test", &addresses(0, ADDRESSES), 600);
     let open = before.destinations();
     assert!(!open.is_empty() && open.len() < ADDRESSES as usize);
-    let saved = before.engine.saved(before.now);
-    let mut node = started(&mut before, &[], config(WAYS[0]));
+    let saved = before.folded(&[]);
+    let mut node = started(&mut before, &saved, config(WAYS[0]));
     let limits = node.engine.told.cache.limits_mut();
     limits.addresses_per_port_max = ADDRESSES as usize;
-    node.engine.load(saved, node.now);
     let mut node = read_but_southbound(node, &before, &rules);
     node.give(Input::Sb(southbound(&node, &rules)));
     node.pass(2 * COMPARE_INTERVAL);

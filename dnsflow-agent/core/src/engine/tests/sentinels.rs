@@ -100,7 +100,7 @@ fn after_a_restart_sentinels_have_the_time_that_flows_are_kept_now() {
         ..Config::default()
     };
     let mut after = {
-        let saved = before.engine.snapshot(before.now);
+        let saved = before.folded(&[]);
         restart::after_restart_with(&mut before, &saved, &rules, config)
     };
     let written = changes(&mut after);

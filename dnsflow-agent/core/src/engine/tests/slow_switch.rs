@@ -175,7 +175,7 @@ fn a_mark_goes_at_a_start_when_its_address_gets_flows_of_its_own() {
         before.answer("p1", "x.b.test", &[OTHER], 600);
         before.pass(Duration::from_secs(30));
         assert_eq!(before.marks.len(), told.len() + 1);
-        let saved = before.engine.snapshot(before.now);
+        let saved = before.folded(&[]);
         let mut node = after_restart_with(&mut before, &saved, &edited, config(way));
         node.pass(Duration::from_secs(5));
         assert!(told.iter().all(|address| is_open(&node, *address, 0)));

@@ -93,8 +93,10 @@ fn start_with_a_number_that_another_plan_gets(others: usize, come_first: bool) -
     before.pass(Duration::from_secs(30));
     assert_eq!(before.marks.len(), 1);
     leave_flows(&mut before, others, come_first);
-    let mut saved = before.engine.snapshot(before.now);
-    saved.retain(|saved| saved.address == IpAddr::from(OTHER));
+    let mut saved = before.folded(&[]);
+    saved
+        .entries
+        .retain(|saved| saved.address == IpAddr::from(OTHER));
     let rules = [deny_all(), many(allow("new.test"), 2)];
     let node = started(&mut before, &saved, config(ONE_NUMBER));
     let mut node = read_but_southbound(node, &before, &rules);
@@ -191,7 +193,7 @@ fn groups_of_rules_that_went_while_no_agent_ran_do_not_stand_before_what_opens_f
             before.pass(Duration::from_secs(1));
         }
         assert!(before.switch.len() >= 18 * 200);
-        let saved = before.engine.snapshot(before.now);
+        let saved = before.folded(&[]);
         let rules = [allow("other.test"), deny_all()];
         let mut node = after_restart_with(&mut before, &saved, &rules, config(way));
         node.pass(20 * COMPARE_INTERVAL);
@@ -228,7 +230,7 @@ fn no_mark_that_no_snapshot_knows_meets_the_flows_of_another_plan() {
             }
             assert_eq!(before.marks.len(), 3);
             let rightly = open(&before);
-            let node = started(&mut before, &[], config(THREE_NUMBERS));
+            let node = started(&mut before, &Saved::default(), config(THREE_NUMBERS));
             let mut node = read_but_southbound(node, &before, &rules);
             node.waiting = Some(VecDeque::new());
             node.give(Input::Sb(southbound(&node, &rules)));
@@ -249,7 +251,7 @@ fn an_address_stays_open_at_a_start_though_its_rule_has_moved() {
     for way in WAYS {
         let mut before = node(way, &former);
         before.answer("p1", "www.example.com", &[ADDRESS], 600);
-        let saved = before.engine.snapshot(before.now);
+        let saved = before.folded(&[]);
         let node = started(&mut before, &saved, config(way));
         let mut node = read_but_southbound(node, &before, &moved);
         node.waiting = Some(VecDeque::new());
@@ -273,7 +275,7 @@ fn a_mark_of_the_former_run_goes_with_the_edit_that_takes_its_rule_away() {
     before.answer("p1", "x.a.test", &[ADDRESS], 600);
     before.answer("p1", "y.a.test", &[OTHER], 600);
     before.pass(Duration::from_secs(30));
-    let saved = before.engine.snapshot(before.now);
+    let saved = before.folded(&[]);
     let node = started(&mut before, &saved, config(WAYS[1]));
     let mut node = read_but_southbound(node, &before, &moved);
     node.waiting = Some(VecDeque::new());
@@ -294,7 +296,7 @@ fn flows_that_marks_have_replaced_go_with_the_edit_that_takes_their_rule_away() 
     let rules = [allow("example.com"), deny_all()];
     let mut before = node(None, &rules);
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let saved = before.engine.snapshot(before.now);
+    let saved = before.folded(&[]);
     let mut node = after_restart_with(&mut before, &saved, &rules, config(WAYS[1]));
     assert_eq!(node.marks.len(), 1);
     edit(&mut node, &[deny_all()]);
@@ -309,7 +311,7 @@ fn what_is_open_stays_open_at_a_start_though_the_programs_cannot_be_attached_at_
     for way in WAYS {
         let mut before = node(way, &rules);
         before.answer("p1", "www.example.com", &[ADDRESS], 600);
-        let saved = before.engine.snapshot(before.now);
+        let saved = before.folded(&[]);
         let mut node = started(&mut before, &saved, config(way));
         node.pods = before.pods.clone();
         node.give(Input::SwitchUp);
@@ -382,7 +384,7 @@ fn open_behind_a_pod_that_goes(
     let mut before = node(way, &rules);
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
     before.pass(Duration::from_secs(30));
-    let saved = before.engine.snapshot(before.now);
+    let saved = before.folded(&[]);
     let mut node = started(&mut before, &saved, config(way));
     if is_there {
         give_interfaces(&mut node, true, ROWS[0], Some(("ns1_p1", "uid-p1")));
@@ -390,7 +392,7 @@ fn open_behind_a_pod_that_goes(
     }
     give_interfaces(&mut node, !is_there, ROWS[1], Some(new));
     for _ in 0..early_ends {
-        let saved = node.engine.snapshot(node.now);
+        let saved = node.folded(&[]);
         node = started(&mut node, &saved, config(way));
         give_interfaces(&mut node, true, ROWS[1], Some(new));
     }
@@ -427,7 +429,7 @@ fn a_pod_that_comes_during_a_start_keeps_what_it_was_told_and_nothing_else() {
                 let mut before = node(way, &rules);
                 before.answer("p1", "www.example.com", &[ADDRESS], 600);
                 before.pass(Duration::from_secs(30));
-                let saved = before.engine.snapshot(before.now);
+                let saved = before.folded(&[]);
                 let mut node = started(&mut before, &saved, config(way));
                 let begin = |node: &mut Node| {
                     node.give(Input::SwitchUp);
@@ -441,7 +443,7 @@ fn a_pod_that_comes_during_a_start_keeps_what_it_was_told_and_nothing_else() {
                 let bytes = node.to_pod(ifindex, bytes);
                 node.frame(ifindex, &bytes);
                 for _ in 0..early_ends {
-                    let saved = node.engine.snapshot(node.now);
+                    let saved = node.folded(&[]);
                     node = started(&mut node, &saved, config(way));
                     begin(&mut node);
                 }
@@ -460,9 +462,9 @@ fn a_pod_that_comes_during_a_start_keeps_what_it_was_told_and_nothing_else() {
                     "{case}"
                 );
                 node.pass(COMPARE_INTERVAL);
-                let left = node.engine.snapshot(node.now);
+                let left = node.folded(&[]);
                 let is_of_new = |saved: &SavedEntry| saved.pod.as_deref() == Some(new.1);
-                assert!(left.iter().all(is_of_new), "{case}");
+                assert!(left.entries.iter().all(is_of_new), "{case}");
             }
         }
     }
@@ -492,7 +494,7 @@ fn a_pod_that_goes_during_a_start_leaves_nothing_to_one_of_another_namespace() {
         let mut before = Node::with(&rules);
         before.answer("p1", "www.example.com", &[ADDRESS], 600);
         before.pass(Duration::from_secs(30));
-        let saved = before.engine.snapshot(before.now);
+        let saved = before.folded(&[]);
         let mut node = started(&mut before, &saved, Config::default());
         if is_there {
             give_interfaces(&mut node, true, ROWS[0], Some(("ns1_p1", "uid-p1")));
@@ -559,7 +561,7 @@ fn what_a_pod_has_opened_before_the_first_comparison_is_not_left_to_another_one_
     let rules = [allow("example.com"), deny_all()];
     for new in NEW_PODS {
         let mut before = Node::with(&rules);
-        let node = started(&mut before, &[], Config::default());
+        let node = started(&mut before, &Saved::default(), Config::default());
         let mut node = read_but_southbound(node, &before, &rules);
         node.waiting = Some(VecDeque::new());
         node.give(Input::Sb(southbound(&node, &rules)));
@@ -622,7 +624,7 @@ fn open_behind_a_pod_that_went_in_a_run(end: SwitchAtEnd, is_there: bool, new: N
         before.answer(name, "other.example.com", &addresses(1000, 1), 3600);
     }
     before.pass(Duration::from_millis(500));
-    let saved = before.engine.snapshot(before.now);
+    let saved = before.folded(&[]);
     let mut node = started(&mut before, &saved, Config::default());
     node.pods = [(new.0.to_owned(), ROWS[1])].into();
     give_interfaces(&mut node, true, ROWS[1], Some(new));
@@ -660,9 +662,8 @@ fn inherited_behind_a_first_comparison(are_removed: bool) -> usize {
     before.pass(Duration::from_secs(60));
     assert_eq!(before.destinations().len(), 600);
     let begin = |before: &mut Node| {
-        let saved = before.engine.saved(before.now);
-        let mut node = started(before, &[], Config::default());
-        node.engine.load(saved, node.now);
+        let saved = before.folded(&[]);
+        let mut node = started(before, &saved, Config::default());
         node.pods = [(new.0.to_owned(), ROWS[1])].into();
         give_interfaces(&mut node, true, ROWS[1], Some(new));
         read_rules(&mut node, &rules);

@@ -240,7 +240,7 @@ fn run(way: Option<u32>, steps: Vec<Step>) {
                 during,
             } => {
                 let away = Duration::from_secs(away);
-                let mut saved = Some(node.engine.saved(node.now + away));
+                let mut saved = Some(aged(node.folded(&[]), away));
                 model.excused.clear();
                 if !has_journal {
                     saved = None;

@@ -26,7 +26,7 @@ fn answered_during_the_first_comparison(behind_the_reading: bool) {
     let mut before = node(MARKS, &rules);
     before.answer("p1", "www.example.com", &[ADDRESS], 60);
     let away = MIN_TTL + MARK_SLACK + Duration::from_secs(5);
-    let saved = aged(before.engine.snapshot(before.now), away);
+    let saved = aged(before.folded(&[]), away);
     before.now = before.now + away;
     let after = started(&mut before, &saved, config(MARKS));
     let mut after = read_but_southbound(after, &before, &rules);
@@ -76,7 +76,7 @@ fn a_start_opens_nothing_whose_time_is_over() {
     for way in WAYS {
         let mut before = node(way, &rules);
         before.answer("p1", "www.example.com", &[ADDRESS], 60);
-        let mut saved = before.engine.snapshot(before.now);
+        let mut saved = before.folded(&[]);
         let away = Duration::from_secs(20_000);
         for _ in 0..3 {
             saved = aged(saved, away);
@@ -125,7 +125,7 @@ fn names_stay_until_all_flows_are_adopted() {
     before.answer("p1", "first.test", &[ADDRESS], 60);
     before.answer("p1", "second.test", &[OTHER], 600);
     let away = Duration::from_secs(66);
-    let saved = aged(before.engine.snapshot(before.now), away);
+    let saved = aged(before.folded(&[]), away);
     before.now = before.now + away;
     use_all(&mut before);
     // More flows of nobody than one comparison takes in.
