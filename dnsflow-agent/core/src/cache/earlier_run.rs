@@ -34,9 +34,9 @@ pub(super) struct EarlierRun {
     loaded_at: Timestamp,
     /// The ports that are there.
     came: HashMap<PortId, Came>,
-    /// Its ports, with the UIDs of their pods.
+    /// Its ports, with the UIDs of their pods, until the first comparison has ended.
     ports: BTreeMap<Arc<str>, Option<Arc<str>>>,
-    /// The hashes of its rules, by namespace.
+    /// The hashes of its rules, by namespace, until then.
     rules: BTreeMap<Arc<str>, u64>,
     /// Until when flows that deny stay although nobody knows their names.
     denials: Option<Timestamp>,
@@ -72,13 +72,10 @@ impl EarlierRun {
                 .insert(Arc::clone(name), Awaited { pod, entries });
         }
         for entry in saved.entries {
-            self.names += entry.names.len();
-            let of_port = self.awaited.entry(Arc::clone(&entry.port));
-            let of_port = of_port.or_insert_with(|| Awaited {
-                pod: entry.pod.clone(),
-                entries: Vec::new(),
-            });
-            of_port.entries.push(entry);
+            if let Some(of_port) = self.awaited.get_mut(&entry.port) {
+                self.names += entry.names.len();
+                of_port.entries.push(entry);
+            }
         }
     }
 
@@ -88,11 +85,13 @@ impl EarlierRun {
         port: PortId,
         (name, pod): (Arc<str>, Option<Arc<str>>),
     ) -> Vec<(IpAddr, DomainName, Term)> {
-        let saved = self.awaited.remove(&name);
-        let mut saved = saved.map_or_else(Vec::new, |awaited| awaited.entries);
-        self.names -= count(&saved);
+        let awaited = self.awaited.remove(&name);
+        self.names -= awaited
+            .as_ref()
+            .map_or(0, |awaited| count(&awaited.entries));
         // Another pod under the same name inherits nothing.
-        saved.retain(|saved| saved.pod == pod);
+        let awaited = awaited.filter(|awaited| awaited.pod == pod);
+        let saved = awaited.map_or_else(Vec::new, |awaited| awaited.entries);
         self.came.insert(port, Came { name, pod });
         let loaded_at = self.loaded_at;
         let names = saved.into_iter().flat_map(|entry| {
@@ -126,7 +125,6 @@ impl EarlierRun {
                 });
                 SavedEntry {
                     port: Arc::clone(&name),
-                    pod: pod.clone(),
                     address,
                     names: names.collect(),
                 }
@@ -241,7 +239,10 @@ impl Cache {
     /// The first comparison has ended.
     pub(crate) fn start_is_over(&mut self) {
         self.forget_awaited();
-        self.earlier.is_over = true;
+        let earlier = &mut self.earlier;
+        earlier.is_over = true;
+        // By which rules its programs open was decided before.
+        (earlier.ports, earlier.rules) = Default::default();
     }
 
     /// Whether the first comparison has ended.

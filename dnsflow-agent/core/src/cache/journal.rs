@@ -99,10 +99,8 @@ pub struct Saved {
 /// The names of one address of one port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SavedEntry {
-    /// The logical port (`iface-id`). The entries of a port share the text.
+    /// The logical port (`iface-id`), one of [`Saved::ports`]. The entries of a port share the text.
     pub port: Arc<str>,
-    /// The pod's UID (`iface-id-ver`): another pod under the same name inherits nothing.
-    pub pod: Option<Arc<str>>,
     /// The address.
     pub address: IpAddr,
     /// The names that lead to it.
@@ -205,7 +203,7 @@ impl Folding {
         let ports = self.ports.iter();
         let ports = ports.map(|(name, port)| (Arc::clone(name), port.pod.clone()));
         let ports = ports.collect();
-        for (port, FoldedPort { pod, terms }) in self.ports {
+        for (port, FoldedPort { terms, .. }) in self.ports {
             for ((address, name), term) in terms {
                 let name = SavedName {
                     name,
@@ -219,7 +217,6 @@ impl Folding {
                     }
                     _ => entries.push(SavedEntry {
                         port: Arc::clone(&port),
-                        pod: pod.clone(),
                         address,
                         names: vec![name],
                     }),

@@ -201,9 +201,8 @@ fn in_slots(node: &Node, saved: &Saved) -> BTreeSet<String> {
     let names = saved.entries.iter().flat_map(|entry| {
         entry.names.iter().map(move |name| {
             let ends = (slot(name.rest), slot(name.deny_rest), name.is_denied);
-            let SavedEntry {
-                port, pod, address, ..
-            } = entry;
+            let SavedEntry { port, address, .. } = entry;
+            let pod = &saved.ports[port];
             format!("{port} {pod:?} {address} {} {ends:?}", name.name)
         })
     });
