@@ -379,8 +379,8 @@ impl Journal {
 
     /// The new file has all that lives.
     fn end(&mut self) -> io::Result<()> {
+        self.directory.replace(FILE)?;
         if let Some(Rewriting { file, live, .. }) = self.rewriting.take() {
-            self.directory.replace(FILE)?;
             self.rewrite_at = (2 * live + REWRITE_AT_LEAST).min(REWRITE_AT_MOST);
             self.file = Some(file);
             self.retry_at = None;

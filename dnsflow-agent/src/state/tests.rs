@@ -273,7 +273,7 @@ fn a_file_that_takes_no_records_goes_until_a_new_one_takes_its_place() {
     assert_eq!((found, journal.take_lost()), (1, 0));
 }
 
-/// Some are in a new file alone, which is given up because it has no space for the others.
+/// Some are in a new file alone, which has no space for the others, or cannot take the place of the old one.
 #[test]
 fn records_of_a_new_file_that_is_given_up_are_counted() {
     for has_old in [true, false] {
@@ -292,6 +292,14 @@ fn records_of_a_new_file_that_is_given_up_are_counted() {
         let lost = if has_old { 0 } else { 2 };
         assert_eq!(journal.take_lost(), lost, "old file: {has_old}");
     }
+    let dir = Dir::new("in-the-way");
+    let (mut journal, _) = opened(&dir);
+    journal.begin().expect("there is space");
+    journal.end_file();
+    append(&mut journal, &records()[..2]);
+    fs::create_dir(dir.file()).expect("nothing is there");
+    journal.go_on(|_| None, at(100)).expect_err("no file");
+    assert_eq!(journal.take_lost(), 2);
 }
 
 /// An edit denies the names of all pods, and is taken back while a new file is written.
