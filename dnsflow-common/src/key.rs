@@ -445,7 +445,7 @@ impl FragmentKey {
 pub const ENTRIES_MAX: u32 = 262_144;
 /// The layout of [`EntryKey`] and [`Entry`]. The map outlives the agent: an agent with another layout begins
 /// with an empty one.
-pub const ENTRY_LAYOUT: u32 = 1;
+pub const ENTRY_LAYOUT: u32 = 2;
 /// The time of use in an entry is not older than this while packets pass: the program does not write to
 /// memory that all CPUs share for each packet.
 pub const ENTRY_USED_EVERY_NS: u64 = 1_000_000_000;
@@ -496,31 +496,77 @@ impl EntryKey {
     pub fn address(&self) -> IpAddr {
         self.address.ip(self.version)
     }
+
+    /// A number that tells keys apart. It never is the same for two keys that differ in one of their words, as IPv4
+    /// addresses of one interface do, and interfaces of one address. Of other pairs, it is the same for one in 2³².
+    #[inline(always)]
+    fn check(&self) -> u32 {
+        // The golden ratio. A product passes differences on to higher bits (Knuth, The Art of Computer Programming,
+        // volume 3, section 6.4), and the rotation to lower ones. Each step can be undone: no difference gets lost.
+        const FACTOR: u32 = 0x9e37_79b9;
+        let [first, second, third, fourth]: [u32; 4] = zerocopy::transmute!(self.address.octets);
+        // The bits of the version are above those of the index, which is a positive `int`.
+        let mut check = self.ifindex ^ self.version << 29;
+        for word in [fourth, third, second, first] {
+            check = check.wrapping_mul(FACTOR).rotate_left(16) ^ word;
+        }
+        check
+    }
+}
+
+/// The mark of an entry, and a check of its key. Both are in one word, which is read and written at once: whoever reads
+/// it has the mark and the check of the same entry.
+#[derive(
+    Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
+)]
+#[repr(transparent)]
+pub struct KeyedMark(u64);
+
+impl KeyedMark {
+    /// The mark of packets to this address at this interface.
+    #[inline(always)]
+    pub fn new(key: &EntryKey, mark: u32) -> Self {
+        Self(u64::from(mark) << 32 | u64::from(key.check()))
+    }
+
+    /// The mark, if it is that of this key.
+    #[inline(always)]
+    pub fn of(self, key: &EntryKey) -> Option<u32> {
+        (self.0 as u32 == key.check()).then(|| self.mark())
+    }
+
+    /// The mark, whosever it is.
+    #[inline(always)]
+    pub fn mark(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
 }
 
 /// How packets to an address are marked. Times are in nanoseconds of `CLOCK_MONOTONIC`.
+///
+/// The kernel may give the element to another key while a program reads it. So whoever reads the end reads it before the
+/// mark: the kernel writes the mark first (`memcpy` of `copy_map_value` in Linux include/linux/bpf.h).
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
 #[repr(C)]
 pub struct Entry {
+    /// The bits that the mark gets, within the mask, and whose they are.
+    pub mark: KeyedMark,
     /// The entry counts until then.
     pub until_ns: u64,
     /// When a packet was last marked, by [`ENTRY_USED_EVERY_NS`]; zero if none was.
     pub used_ns: u64,
-    /// The bits that the mark gets, within the mask.
-    pub mark: u32,
-    reserved: u32,
 }
 
 impl Entry {
     /// An entry that no packet has used.
-    pub const fn new(mark: u32, until_ns: u64) -> Self {
+    #[inline(always)]
+    pub fn new(key: &EntryKey, mark: u32, until_ns: u64) -> Self {
         Self {
+            mark: KeyedMark::new(key, mark),
             until_ns,
             used_ns: 0,
-            mark,
-            reserved: 0,
         }
     }
 }
@@ -688,6 +734,8 @@ mod tests {
     use super::*;
     use core::net::{Ipv4Addr, Ipv6Addr};
 
+    use proptest::prelude::*;
+
     #[test]
     fn families_are_apart() {
         let v4 = Ipv4Addr::new(10, 96, 0, 10);
@@ -701,6 +749,75 @@ mod tests {
         for address in [v4.into(), v6.into()] {
             assert_eq!(EntryKey::new(7, address).address(), address);
         }
+    }
+
+    fn key_of_words(ifindex: u32, words: [u32; 4]) -> EntryKey {
+        let octets: [u8; 16] = zerocopy::transmute!(words);
+        EntryKey::new(ifindex, octets.into())
+    }
+
+    proptest! {
+        /// Addresses of IPv4, also in the forms that IPv6 has for them, and interfaces of one address.
+        #[test]
+        fn keys_that_differ_in_one_word_have_different_checks(
+            ifindex in 1..=i32::MAX as u32,
+            words: [u32; 4],
+            place in 0..4_usize,
+            [one, other]: [u32; 2],
+        ) {
+            prop_assume!(one != other);
+            let v4 = |address: u32| EntryKey::new(ifindex, Ipv4Addr::from(address).into());
+            // For certain, not only for these: the difference is that of the addresses.
+            prop_assert_eq!(v4(one).check() ^ v4(other).check(), one.to_be() ^ other.to_be());
+            let with = |word| {
+                let mut words = words;
+                words[place] = word;
+                key_of_words(ifindex, words)
+            };
+            prop_assert_ne!(with(one).check(), with(other).check());
+            for key in [v4(one), with(one)] {
+                let elsewhere = EntryKey { ifindex: other, ..key };
+                prop_assert_eq!(key.check() == elsewhere.check(), other == ifindex);
+            }
+        }
+
+        #[test]
+        fn a_mark_is_that_of_its_own_key_alone(
+            ifindex: u32, [one, other]: [u32; 2], words: [u32; 4], mark: u32,
+        ) {
+            prop_assume!(one != other);
+            let [own, another] = [one, other].map(|address| EntryKey::new(ifindex, Ipv4Addr::from(address).into()));
+            let v6 = key_of_words(ifindex, words);
+            for (own, another) in [(own, another), (own, v6), (v6, own)] {
+                let word = KeyedMark::new(&own, mark);
+                prop_assert_eq!(word.of(&own), Some(mark));
+                prop_assert_eq!(word.of(&another), None);
+                prop_assert_eq!(word.mark(), mark);
+            }
+        }
+    }
+
+    /// Many pods with the same addresses, which lie side by side, in all forms.
+    #[test]
+    fn of_keys_that_are_alike_few_have_the_same_check() {
+        let forms: [fn(u32) -> IpAddr; 5] = [
+            |at| Ipv4Addr::from(0xcb00_7100 + at).into(),
+            |at| Ipv4Addr::from(0xcb00_7100 + at).to_ipv6_mapped().into(),
+            |at| Ipv6Addr::from(0x0064_ff9b << 96 | u128::from(0xcb00_7100 + at)).into(),
+            |at| Ipv6Addr::from(0x2001_0db8 << 96 | u128::from(at)).into(),
+            |at| Ipv6Addr::from(0x2001_0db8 << 96 | u128::from(at + 1) << 64 | 1).into(),
+        ];
+        let keys = (1..=1000).flat_map(|ifindex| {
+            let addresses = forms.iter().flat_map(|form| (0..200).map(form));
+            addresses.map(move |address| EntryKey::new(ifindex, address))
+        });
+        let mut checks: std::vec::Vec<_> = keys.map(|key| key.check()).collect();
+        let all = checks.len();
+        checks.sort_unstable();
+        checks.dedup();
+        let shared = all - checks.len();
+        // Of random numbers, 116.
+        assert!(shared < 2 * 116, "{shared} of {all}");
     }
 
     /// The tenant's addresses are one after the other, or as far apart as it likes; the others' are not its own.

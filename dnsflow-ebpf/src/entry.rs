@@ -33,23 +33,25 @@ pub fn mark(frame: &Frame<'_>) {
 
 /// The bits of the destination's group, if there is an entry that has not ended. Records the use.
 ///
-/// If the agent removes or replaces the entry meanwhile, the program may read the entry of another address, since
-/// Linux 6.1 (`maps`). This one packet then gets the mark of the other address, and the other address counts as used.
-/// A mark of another pod opens nothing: the flows of a group also match the port and the pod's source address. With a
-/// mark of the same pod, one packet passes by the rules of the other address.
+/// If the agent removes or replaces the entry meanwhile, the program may read the entry of another address (`maps`). The
+/// mark has a check of its key: the packet gets no mark then, and the other address does not count as used, unless the
+/// kernel reuses the element between the check and the write.
 #[inline(always)]
 fn group(frame: &Frame<'_>) -> Option<u32> {
     let key = EntryKey::destination(frame, frame.ifindex(), walk::ip_header(frame)?)?;
     let entry = maps::ENTRIES.get_ptr_mut(&key)?;
-    let now = now_ns();
-    // SAFETY: the memory stays that of an element of this map. Its fields are words, and each is written at once.
+    // SAFETY: the memory stays that of an element of this map. Its fields are words, and each is read and written at
+    // once, in this order.
     unsafe {
-        if now >= (*entry).until_ns || !capture::is_attended(now) {
+        let until_ns = (&raw const (*entry).until_ns).read_volatile();
+        let mark = (&raw const (*entry).mark).read_volatile().of(&key)?;
+        let now = now_ns();
+        if now >= until_ns || !capture::is_attended(now) {
             return None;
         }
         if now.wrapping_sub((*entry).used_ns) > ENTRY_USED_EVERY_NS {
             (*entry).used_ns = now;
         }
-        Some((*entry).mark)
+        Some(mark)
     }
 }

@@ -17,7 +17,8 @@
 //! `free_htab_elem` for preallocated elements, `prealloc_lru_pop` for those of LRU maps). Before Linux 6.1, it waits
 //! in maps without preallocation (`BPF_F_NO_PREALLOC`); since then, not even there (`htab_elem_free` calls
 //! `bpf_mem_cache_free`). While the program runs, the memory stays that of an element of the map: it goes back to the
-//! rest of the kernel only after a grace period (kernel/bpf/memalloc.c).
+//! rest of the kernel only after a grace period (kernel/bpf/memalloc.c). So a value that lets a packet pass says whose it
+//! is, in the word that lets it pass ([`KeyedMark`](dnsflow_common::key::KeyedMark)).
 
 use core::arch::asm;
 

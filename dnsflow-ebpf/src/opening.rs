@@ -7,7 +7,7 @@ use aya_ebpf::{EbpfContext as _, helpers::generated::bpf_skb_load_bytes};
 use dnsflow_common::{
     Reason,
     bound::{self, Word},
-    key::{Class, ClassKey, Entry, EntryKey},
+    key::{Class, ClassKey, Entry, EntryKey, KeyedMark},
     opening::{MESSAGE_MAX, Message, RECORDS_MAX},
     record::{KIND_ANSWER, KIND_OPENED},
     walk::Reader as _,
@@ -131,7 +131,7 @@ impl Opening {
             // SAFETY: the memory stays that of an element of this map, and its fields are words.
             match unsafe { maps::ENTRIES.get(&key) } {
                 None => self.fresh.set(self.fresh.get() + 1),
-                Some(entry) if entry.mark != self.mark.get() => return None,
+                Some(entry) if entry.mark != KeyedMark::new(&key, self.mark.get()) => return None,
                 Some(_) => {}
             }
         }
@@ -196,7 +196,7 @@ impl Opening {
                 break;
             }
             let key = self.key(ifindex, number);
-            let entry = Entry::new(self.mark.get(), until_ns);
+            let entry = Entry::new(&key, self.mark.get(), until_ns);
             match maps::ENTRIES.insert(&key, &entry, NOTHING_THERE) {
                 Ok(()) => self.made.set(self.made.get() | 1 << number),
                 Err(IS_THERE) => self.move_end(&key, now, until_ns),
@@ -232,8 +232,9 @@ impl Opening {
     /// Moves the end of an entry on. An agent that is well does so itself, but for an entry that has ended: the answer
     /// does not wait for the agent.
     ///
-    /// Only the end is written. If the agent replaces or removes the entry meanwhile, the write meets memory that is no
-    /// longer this entry: nothing, or another entry (`maps`), whose end the agent knows. The agent's mark stays.
+    /// Only the end is written, so that the agent's mark stays. If the agent replaces or removes the entry between the
+    /// check of the key and the write, the write meets memory that is no longer this entry: nothing, or another entry
+    /// (`maps`), whose end the agent knows.
     #[inline(always)]
     fn move_end(&self, key: &EntryKey, now: u64, until_ns: u64) {
         let Some(entry) = maps::ENTRIES.get_ptr_mut(key) else {
@@ -243,7 +244,8 @@ impl Opening {
         unsafe {
             let before_ns = (*entry).until_ns;
             let is_over = before_ns <= now || !hold::is_agent_well(now);
-            if is_over && (*entry).mark == self.mark.get() && before_ns < until_ns {
+            let is_own = (*entry).mark == KeyedMark::new(key, self.mark.get());
+            if is_over && is_own && before_ns < until_ns {
                 (*entry).until_ns = until_ns;
             }
         }

@@ -53,7 +53,7 @@ pub(crate) fn read(pins: &Path) -> Result<Vec<Mark>> {
                 marks.push(Mark {
                     ifindex: key.ifindex,
                     address: key.address(),
-                    bits: entry.mark,
+                    bits: entry.mark.mark(),
                 });
             }
         }

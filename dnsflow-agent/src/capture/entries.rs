@@ -125,8 +125,9 @@ impl Entries {
         mark: u32,
         until: Timestamp,
     ) -> Result<(), MapError> {
-        let key = key(ifindex, address);
-        let mut entry = Entry::new(mark, until.as_nanos());
+        let key = EntryKey::new(ifindex, address);
+        let mut entry = Entry::new(&key, mark, until.as_nanos());
+        let key: Key = zerocopy::transmute!(key);
         // Mostly there is none.
         let value: Value = zerocopy::transmute!(entry);
         let is_new = self.map.insert(key, value, BPF_NOEXIST);
@@ -214,7 +215,7 @@ fn found(key: Key, value: Value) -> MarkFound {
     MarkFound {
         ifindex: key.ifindex,
         address: key.address(),
-        mark: entry.mark,
+        mark: entry.mark.mark(),
         until: Timestamp::from_nanos(entry.until_ns),
         used_at: (entry.used_ns != 0).then(|| Timestamp::from_nanos(entry.used_ns)),
     }

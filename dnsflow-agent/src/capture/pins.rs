@@ -646,7 +646,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_with_another_mask_are_left_behind() {
+    fn entries_with_another_mask_or_layout_are_left_behind() {
         let dir = std::env::temp_dir().join(format!("dnsflow-masks-{}", std::process::id()));
         fs::create_dir(&dir).expect("it is new");
         let file = |mask: u32| {
@@ -660,11 +660,9 @@ mod tests {
             assert_eq!(file(mask), former);
             assert_eq!(files(&dir).expect("a list"), [former].into());
         }
-        assert_eq!(
-            file(UNNAMED_MASK.get()),
-            dir.join("entries-1"),
-            "as an earlier version has it"
-        );
+        fs::write(dir.join("entries-1"), "of another layout").expect("it can be written");
+        let layout_alone = dir.join(format!("entries-{ENTRY_LAYOUT}"));
+        assert_eq!(file(UNNAMED_MASK.get()), layout_alone);
         assert!(files(&dir).expect("a list").is_empty());
         fs::remove_dir_all(&dir).expect("it is ours");
     }

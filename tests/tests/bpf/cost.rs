@@ -14,7 +14,7 @@ use dnsflow_tests::{
     raw_program::RawProgram,
 };
 
-use crate::{Loaded, load, test_run::query_of, unshared};
+use crate::{Loaded, load, marks::marking, test_run::query_of, unshared};
 
 /// At most this many instructions of a program are walked by the verifier (`BPF_COMPLEXITY_LIMIT_INSNS`,
 /// Linux include/linux/bpf.h). Half of it stays free for kernels that were not tried.
@@ -25,21 +25,25 @@ const RUNS: u32 = 200_000;
 
 #[test]
 fn the_verifier_has_room_left() {
-    let Some(mut program) = load(&Options::default()) else {
-        return;
-    };
-    for name in [INGRESS, EGRESS, HOLD, OPEN] {
-        let info = program.program(name).info();
-        let info = info.expect("the kernel describes it");
-        // Since Linux 5.16.
-        let verified = info.verified_instruction_count().unwrap_or(0);
-        println!(
-            "{name}: {} instructions, {} bytes of machine code, the verifier walked {verified} \
-             instructions",
-            info.size_translated().unwrap_or(0) / 8,
-            info.size_jitted(),
-        );
-        assert!(verified < VERIFIED_MAX, "{name}: {verified}");
+    // The verifier leaves out what is for marks alone if there are none.
+    for options in [Options::default(), marking()] {
+        let Some(mut program) = load(&options) else {
+            return;
+        };
+        let by = options.mark_mask.map_or("by flows", |_| "by marks");
+        for name in [INGRESS, EGRESS, HOLD, OPEN] {
+            let info = program.program(name).info();
+            let info = info.expect("the kernel describes it");
+            // Since Linux 5.16.
+            let verified = info.verified_instruction_count().unwrap_or(0);
+            println!(
+                "{name}, {by}: {} instructions, {} bytes of machine code, the verifier walked {verified} \
+                 instructions",
+                info.size_translated().unwrap_or(0) / 8,
+                info.size_jitted(),
+            );
+            assert!(verified < VERIFIED_MAX, "{name}, {by}: {verified}");
+        }
     }
 }
 

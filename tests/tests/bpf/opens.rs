@@ -28,7 +28,7 @@ use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 
 use crate::{
     Captured, Loaded, load,
-    marks::{MARK, marking},
+    marks::{MARK, marking, syn_to},
     test_run::query_of,
 };
 
@@ -262,6 +262,34 @@ fn an_entry_ends_as_that_of_the_agent() {
             assert!(before + more <= until && until <= after + more, "{ttl}");
         }
     }
+}
+
+/// What the program has made has the check of its own key.
+#[test]
+fn packets_to_what_the_kernel_opens_are_marked() {
+    let Some(mut program) = opening() else {
+        return;
+    };
+    let addresses: [IpAddr; 3] = [v4(1).into(), v4(2).into(), v4(3).to_ipv6_mapped().into()];
+    let [one, two, mapped] = addresses;
+    program.opens(&answer(&wire(NAME), A, &[at(one), at(two)]), &[one, two]);
+    program.opens(&answer(&wire(NAME), AAAA, &[at(mapped)]), &[mapped]);
+    for address in addresses {
+        assert_eq!(program.mark_of(&syn_to(address), 7), MARK | 7, "{address}");
+    }
+}
+
+/// The agent decides: what the program has looked up may have become another address's.
+#[test]
+fn an_element_of_another_key_is_left_to_the_agent() {
+    let Some(mut program) = opening() else {
+        return;
+    };
+    let key = |last: u8| EntryKey::new(IFINDEX, v4(last).into());
+    program.reuse(v4(1).into(), &key(2), MARK);
+    program.leaves("another key", &addresses(NAME, [1, 3]));
+    program.reuse(v4(1).into(), &key(1), MARK);
+    program.opens(&addresses(NAME, [1, 3]), &[v4(3).into()]);
 }
 
 /// An entry that has ended is as good as none. Without an agent, nobody else moves the end of another one on.

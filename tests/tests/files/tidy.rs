@@ -204,6 +204,7 @@ fn every_test_that_the_documents_on_security_and_reliability_name_is_there() {
     let named: Vec<&str> = text.split('`').skip(1).step_by(2).filter(is_name).collect();
     assert!(named.len() > 10, "{named:?}");
     let mut files = rust_files(&workspace.join("tests/tests"));
+    files.extend(rust_files(&workspace.join("dnsflow-common/src")));
     files.extend(rust_files(&workspace.join("dnsflow-agent/tests")));
     files.extend(rust_files(&workspace.join("dnsflow-agent/src")));
     files.extend(rust_files(&workspace.join("dnsflow-agent/core/src")));
