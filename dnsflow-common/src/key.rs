@@ -505,7 +505,7 @@ impl EntryKey {
         // volume 3, section 6.4), and the rotation to lower ones. Each step can be undone: no difference gets lost.
         const FACTOR: u32 = 0x9e37_79b9;
         let [first, second, third, fourth]: [u32; 4] = zerocopy::transmute!(self.address.octets);
-        // The bits of the version are above those of the index, which is a positive `int`.
+        // The versions differ in bit 30, which the index of the first billion interfaces does not have.
         let mut check = self.ifindex ^ self.version << 29;
         for word in [fourth, third, second, first] {
             check = check.wrapping_mul(FACTOR).rotate_left(16) ^ word;
