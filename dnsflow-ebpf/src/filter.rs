@@ -42,12 +42,12 @@ pub fn is_recorded(ifindex: u32) -> bool {
     maps::RECORDED.get_ptr(ifindex).is_some()
 }
 
-/// The names that the rules for an interface mention.
-pub struct Mentioned {
-    name_set: u32,
-    /// Whether the interface has no name set. Then nothing is filtered.
-    all: bool,
-}
+/// The names that the rules for an interface mention: a name set, or [`EVERY_NAME`]. It is one number, so that the
+/// verifier has one case where both are put down.
+pub struct Mentioned(u32);
+
+/// In place of the name set of an interface that has none: nothing is filtered. No name set has this bit here.
+const EVERY_NAME: u32 = NAME_SET_UNHELD;
 
 impl Mentioned {
     #[inline(always)]
@@ -55,24 +55,19 @@ impl Mentioned {
         // SAFETY: the value is one word, of this key or of another one (`maps`).
         let name_set = unsafe { maps::NAME_SETS.get(&ifindex) };
         // An empty name set has no names under any number.
-        let number = name_set.copied().unwrap_or(0) & !NAME_SET_UNHELD;
-        Self {
-            name_set: put_down_name_set(number),
-            all: name_set.is_none(),
-        }
+        let number = name_set.map_or(EVERY_NAME, |name_set| name_set & !NAME_SET_UNHELD);
+        Self(put_down_name_set(number))
     }
 }
 
 impl Names for Mentioned {
     #[inline(always)]
     fn all(&self) -> bool {
-        self.all
+        self.0 == EVERY_NAME
     }
 
     #[inline(always)]
     fn mentions(&self, hash: NameHash) -> bool {
-        maps::NAMES
-            .get_ptr(NameKey::new(self.name_set, hash))
-            .is_some()
+        maps::NAMES.get_ptr(NameKey::new(self.0, hash)).is_some()
     }
 }
