@@ -48,7 +48,7 @@ use crate::{
     },
 };
 
-pub(crate) use ended::End;
+pub(crate) use ended::{End, FailedQuestion};
 pub use entries::names::Origin;
 pub(crate) use entries::{
     Entry,

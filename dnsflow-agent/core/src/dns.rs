@@ -126,13 +126,15 @@ pub struct Question {
     pub kind: QuestionType,
 }
 
-/// A response with an error, or without a record (RFC 2308, section 2.2: NODATA).
+/// A response with an error, or without a record of the question's type (RFC 2308, section 2.2: NODATA).
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Failure {
     /// The question, which the response repeats.
     pub question: Question,
     /// The response code (IANA, "DNS RCODEs").
     pub code: u16,
+    /// The name that has no record of the type, if CNAMEs lead to it from the question's name.
+    pub alias: Option<DomainName>,
 }
 
 impl Failure {
@@ -143,7 +145,14 @@ impl Failure {
         (code != ResponseCode::NoError || is_empty).then(|| Self {
             question: response.question,
             code: code.into(),
+            alias: None,
         })
+    }
+
+    /// Whether the question is for addresses. Of a name with addresses, many clients also ask for records that it does
+    /// not have.
+    pub fn is_for_addresses(&self) -> bool {
+        matches!(self.question.kind, QuestionType::A | QuestionType::Aaaa)
     }
 
     /// Whether the name is there, and has no record of the type.
@@ -159,16 +168,30 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.code {
-            0 => match self.question.kind {
-                QuestionType::A => f.write_str("that it has no IPv4 address"),
-                QuestionType::Aaaa => f.write_str("that it has no IPv6 address"),
-                other => write!(f, "that it has no record of type {}", other.code()),
-            },
-            2 => f.write_str("SERVFAIL"),
-            3 => f.write_str("NXDOMAIN"),
-            5 => f.write_str("REFUSED"),
-            code => write!(f, "response code {code}"),
+        match (self.code, &self.alias) {
+            (0, None) => write!(f, "that it has {}", Lacking(self.question.kind)),
+            (0, Some(alias)) => write!(
+                f,
+                "that it is an alias (CNAME) of {alias}, which has {}",
+                Lacking(self.question.kind)
+            ),
+            (2, _) => f.write_str("SERVFAIL"),
+            (3, _) => f.write_str("NXDOMAIN"),
+            (5, _) => f.write_str("REFUSED"),
+            (code, _) => write!(f, "response code {code}"),
+        }
+    }
+}
+
+/// What a name does not have: a record of this type.
+struct Lacking(QuestionType);
+
+impl fmt::Display for Lacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            QuestionType::A => f.write_str("no IPv4 address"),
+            QuestionType::Aaaa => f.write_str("no IPv6 address"),
+            other => write!(f, "no record of type {}", other.code()),
         }
     }
 }
@@ -211,6 +234,8 @@ pub struct Answer {
     pub left_out: usize,
     /// The first of these, for people who ask: at most [`LEFT_OUT_NAMED_MAX`].
     pub beyond: Vec<IpAddr>,
+    /// Of an answer without an address: where CNAMEs lead from the question's name.
+    pub alias: Option<DomainName>,
 }
 
 /// Why a message is no usable answer.
@@ -330,6 +355,7 @@ impl<'a> Response<'a> {
             addresses: found.addresses,
             left_out: found.left_out,
             beyond: found.beyond,
+            alias: None,
         }
     }
 
@@ -357,6 +383,8 @@ impl<'a> Response<'a> {
             beyond,
             ..
         } = found;
+        let is_alias = addresses.is_empty() && *owner != self.asked;
+        let alias = is_alias.then(|| domain_name(owner)).transpose()?;
         Ok(Answer {
             id: self.id,
             question: self.question,
@@ -364,6 +392,7 @@ impl<'a> Response<'a> {
             addresses,
             left_out,
             beyond,
+            alias,
         })
     }
 
@@ -409,6 +438,17 @@ impl Answer {
     /// Decodes a DNS response with all its addresses, up to [`ADDRESSES_MAX`].
     pub fn decode(message: &[u8]) -> Result<Self, DnsError> {
         Response::read(message)?.answer(ADDRESSES_MAX)
+    }
+
+    /// Its failure, if the question is for addresses and it has none: CNAMEs alone, or nothing.
+    pub fn failure(&self) -> Option<Failure> {
+        let failure = Failure {
+            question: self.question.clone(),
+            code: ResponseCode::NoError.into(),
+            alias: self.alias.clone(),
+        };
+        let has_none = self.addresses.is_empty() && self.left_out == 0;
+        (has_none && failure.is_for_addresses()).then_some(failure)
     }
 }
 

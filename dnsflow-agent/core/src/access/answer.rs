@@ -10,8 +10,8 @@ use std::{
 use super::{Access, Planning, plan, whose};
 use crate::{
     Timestamp,
-    cache::{End, Resolution},
-    dns::{Answer, Response, answers},
+    cache::{End, FailedQuestion, Resolution},
+    dns::{Answer, Failure, QuestionType, Response, answers},
     installed::{Batch, Expected, GroupId, Written},
     io::output::Output,
     policy::{
@@ -193,6 +193,9 @@ impl Access<'_> {
                 return None;
             }
         };
+        if let Some(failure) = answer.failure() {
+            self.note_failure(&asked, &recipients, &failure);
+        }
         let left_out = denied.as_ref().map_or(0, |denied| denied.left_out);
         Some(ReadAnswer {
             asked,
@@ -203,6 +206,26 @@ impl Access<'_> {
             },
             denied: denied.map(|denied| denied.addresses),
         })
+    }
+
+    /// Remembers that an answer has no address, for the ports that have an own address of the IP version: most names have
+    /// none of the other one.
+    fn note_failure(&mut self, asked: &Asked, recipients: &Recipients, failure: &Failure) {
+        if asked.mention == Mention::None {
+            return;
+        }
+        let is_ipv6 = failure.question.kind == QuestionType::Aaaa;
+        for Recipient { port: id, .. } in &recipients.0 {
+            let own = self.ports.get(*id).map(|port| &port.row.addresses);
+            if own.is_some_and(|own| own.iter().any(|own| own.is_ipv6() == is_ipv6)) {
+                let failed = FailedQuestion {
+                    failure: failure.clone(),
+                    at: asked.captured_at,
+                    server: asked.server,
+                };
+                self.cache.note_failure(*id, failed);
+            }
+        }
     }
 
     /// Whether an address of an answer to this port may be opened.

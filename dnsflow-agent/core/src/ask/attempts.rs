@@ -16,7 +16,7 @@ use dnsflow_common::walk::{self, Packet, Ports, ServerPorts as _};
 
 use crate::{
     Timestamp,
-    dns::{Failure, Question, QuestionType, Response},
+    dns::{Failure, Question, Response},
     io::{input::Frame, report::Denied},
     tools::{
         rate::{Account, Rate},
@@ -173,12 +173,8 @@ impl Attempts {
             port: found.src_port,
         };
         if empty.is_some() {
-            // Of a name with addresses, many clients also ask for records that it does not have.
-            let is_of_addresses = |failure: &Failure| {
-                let kind = failure.question.kind;
-                !failure.is_no_data() || matches!(kind, QuestionType::A | QuestionType::Aaaa)
-            };
-            if let Some(failure) = Failure::read(payload).filter(is_of_addresses) {
+            let is_told = |failure: &Failure| !failure.is_no_data() || failure.is_for_addresses();
+            if let Some(failure) = Failure::read(payload).filter(is_told) {
                 let key = Questioned {
                     ifindex: frame.ifindex,
                     question: failure.question.clone(),

@@ -1,12 +1,14 @@
-//! The names that count no more, for people who ask why an address is closed.
+//! The names that count no more, and those that never had an address, for people who ask why an address is closed.
 
 use std::{collections::VecDeque, net::IpAddr};
 
 use crate::{
     Timestamp,
+    dns::Failure,
     values::{
         limits::{ENDED_NAMES_MAX, Limit},
         name::DomainName,
+        resolver::ServerId,
     },
 };
 
@@ -58,5 +60,37 @@ impl EndedNames {
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.0.len()
+    }
+}
+
+/// A question of a port that a trusted DNS server has answered without an address.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct FailedQuestion {
+    /// The question, and what was answered.
+    pub(crate) failure: Failure,
+    /// When the kernel saw the answer.
+    pub(crate) at: Timestamp,
+    /// Who has answered, where that is known.
+    pub(crate) server: Option<ServerId>,
+}
+
+/// The last questions of one port that were answered without an address, the oldest first: at most [`ENDED_NAMES_MAX`].
+#[derive(Debug, Default)]
+pub(crate) struct FailedQuestions(VecDeque<FailedQuestion>);
+
+impl FailedQuestions {
+    /// Adds one in place of what is known of its question; the oldest gives way.
+    pub(crate) fn push(&mut self, failed: FailedQuestion) {
+        self.0
+            .retain(|known| known.failure.question != failed.failure.question);
+        if self.0.len() == ENDED_NAMES_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(failed);
+    }
+
+    /// All of them, the latest first.
+    pub(crate) fn latest(&self) -> impl Iterator<Item = &FailedQuestion> {
+        self.0.iter().rev()
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     cache::{
         candidates::Candidates,
-        ended::EndedNames,
+        ended::{EndedNames, FailedQuestions},
         entries::{Entries, Entry, Sizes},
         journal::{Journal, Record},
     },
@@ -39,6 +39,8 @@ pub(crate) struct CachedPort {
     pub(crate) limits_reported: BTreeSet<Limit>,
     /// The last names that have ended.
     pub(crate) ended: EndedNames,
+    /// The last questions that were answered without an address.
+    pub(crate) failed: FailedQuestions,
 }
 
 /// The DNS answers to all ports.

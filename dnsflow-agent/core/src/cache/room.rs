@@ -7,7 +7,7 @@ use crate::{
     cache::{
         Cache, Learning, Origin, Resolution, Whose,
         candidates::{Wanted, Yielding},
-        ended::{End, EndedName},
+        ended::{End, EndedName, FailedQuestion},
         entries::{Sizes, names::AtAddress},
         ports::Key,
     },
@@ -345,5 +345,10 @@ impl Cache {
                 why,
             });
         });
+    }
+
+    /// Remembers that a question of a port was answered without an address.
+    pub(crate) fn note_failure(&mut self, id: PortId, failed: FailedQuestion) {
+        self.ports.change(id, |port| port.failed.push(failed));
     }
 }

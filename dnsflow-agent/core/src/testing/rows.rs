@@ -6,7 +6,7 @@ use hickory_proto::{
     op::{Message, MessageType, OpCode, Query},
     rr::{
         Name, RData, Record, RecordType,
-        rdata::{A, AAAA},
+        rdata::{A, AAAA, CNAME},
     },
 };
 
@@ -196,6 +196,16 @@ pub fn answer_frame(name: &str, addresses: &[[u8; 4]], ttl: u32) -> Vec<u8> {
 pub fn answer_frame_of_ipv6(name: &str, addresses: &[Ipv6Addr], ttl: u32) -> Vec<u8> {
     let answers = addresses.iter().map(|address| RData::AAAA(AAAA(*address)));
     answer_frame_with(name, RecordType::AAAA, answers, ttl)
+}
+
+/// The same with nothing but a CNAME that leads to another name, asked for IPv4 or IPv6.
+pub fn alias_frame(name: &str, target: &str, is_ipv6: bool) -> Vec<u8> {
+    let target = Name::from_ascii(format!("{target}.")).expect("a name");
+    let asked = match is_ipv6 {
+        true => RecordType::AAAA,
+        false => RecordType::A,
+    };
+    answer_frame_with(name, asked, [RData::CNAME(CNAME(target))].into_iter(), 60)
 }
 
 fn answer_frame_with(

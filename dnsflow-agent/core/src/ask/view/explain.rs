@@ -737,19 +737,19 @@ impl View<'_> {
             of == name && (*by == kind || failure.is_for_all_types())
         };
         let failed = beside.failed.iter();
-        let failed =
-            failed.filter(|one| self.ports.at_veth(one.ifindex) == Some(id) && is_it(&one.failure));
-        let FailedAnswer {
-            failure,
-            at,
-            resolver,
-            ..
-        } = failed.max_by_key(|one| one.at)?;
-        let ago = now.since(*at).as_secs();
+        let failed = failed.filter(|one| self.ports.at_veth(one.ifindex) == Some(id));
+        let failed = failed.map(|one| (one.at, &one.failure, Some(one.resolver)));
+        let read = self.cache.port(id).failed.latest();
+        let resolver = |server| self.answers.server(server);
+        let read = read.map(|one| (one.at, &one.failure, one.server.and_then(resolver)));
+        let all = failed.chain(read).filter(|(_, failure, _)| is_it(failure));
+        let (at, failure, server) = all.max_by_key(|(at, ..)| *at)?;
+        let ago = now.since(at).as_secs();
+        let server = server.map_or("a DNS server".to_owned(), |server| server.to_string());
         Some(Fruitless {
-            at: *at,
+            at,
             reason: Reason::AnsweredWithError,
-            text: format!("the pod asked {resolver} for it {ago}s ago, and was told {failure}"),
+            text: format!("the pod asked {server} for it {ago}s ago, and was told {failure}"),
             is_no_data: failure.is_no_data(),
         })
     }

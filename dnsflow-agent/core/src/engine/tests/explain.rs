@@ -20,9 +20,10 @@ use crate::{
         hash::{Family, address_set_hashes},
         rows::{GatewayPort, Interface, LoadBalancer, LogicalSwitch},
     },
+    testing::alias_frame,
     values::{
         connection::{Attempt, PendingQuery},
-        limits::TAKEOVER_MAX,
+        limits::{ENDED_NAMES_MAX, TAKEOVER_MAX},
         name::DnsName,
     },
 };
@@ -524,6 +525,67 @@ fn an_answer_without_an_address_decides() {
     denied.answer("p1", name, &[ADDRESS], 60);
     let hints = explain_with(&denied, "p1", target(), &of_v6).hints;
     assert!(!hints.iter().any(|hint| hint.contains("IPv6")), "{hints:?}");
+}
+
+/// The answer has a CNAME, and no address of the type that the pod asks for. It comes to the engine, like all answers
+/// with records.
+#[test]
+fn an_alias_without_an_address_decides() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    let (name, target) = ("www.example.com", "www.cdn.example.net");
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    // Most names have no address of the other IP version: of a pod without it, that says nothing.
+    node.frame(ifindex, &alias_frame(name, target, true));
+    let of = |node: &Node| explain(node, "p1", "www.example.com:443");
+    let not_yet = (Verdict::NotYet, Reason::NotResolved);
+    let found = address(of(&node));
+    assert_eq!((found.verdict, found.reason), not_yet);
+    node.frame(ifindex, &alias_frame(name, target, false));
+    node.pass(Duration::from_secs(6));
+    let explained = of(&node);
+    assert_eq!(explained.hints, [] as [&str; 0]);
+    let found = address(explained);
+    let blocked = (Verdict::Blocked, Reason::AnsweredWithError, Some(0));
+    assert_eq!((found.verdict, found.reason, found.rule), blocked);
+    let text = "rule 0 allows it once an answer has an address: the pod asked 10.96.0.10:53 for it 6s ago, and was told that \
+                it is an alias (CNAME) of www.cdn.example.net, which has no IPv4 address";
+    assert_eq!(found.text, text);
+    // Of another pod, of another name and of the target it says nothing.
+    node.add_pod("p2", 6);
+    for (pod, name) in [("p2", name), ("p1", "api.example.com")] {
+        let found = explain(&node, pod, name).verdict;
+        assert_eq!(found, Verdict::NotYet, "{pod} {name}");
+    }
+    assert_ne!(reason(&node, target).1, Reason::AnsweredWithError);
+    // The name gets an address, and it expires.
+    node.answer("p1", name, &[ADDRESS], 60);
+    assert_eq!(of(&node).verdict, Verdict::Allowed);
+    node.pass(MIN_TTL + IDLE_GRACE + 2 * COMPARE_INTERVAL);
+    assert_eq!(address(of(&node)).reason, Reason::Expired);
+}
+
+#[test]
+fn the_questions_without_an_address_have_a_limit() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    let failed = |node: &Node| {
+        let id = node.engine.ports.named("ns1_p1").expect("a port");
+        let failed = &node.engine.told.cache.port(id).failed;
+        let names = failed
+            .latest()
+            .map(|one| one.failure.question.name.to_string());
+        names.collect::<Vec<_>>()
+    };
+    for _ in 0..3 {
+        node.frame(ifindex, &alias_frame("example.com", "example.net", false));
+    }
+    assert_eq!(failed(&node), ["example.com"], "each question once");
+    for at in 0..ENDED_NAMES_MAX {
+        let name = format!("{at}.example.com");
+        node.frame(ifindex, &alias_frame(&name, "example.net", false));
+    }
+    assert_eq!(failed(&node).len(), ENDED_NAMES_MAX);
+    assert!(!failed(&node).iter().any(|name| name == "example.com"));
 }
 
 #[test]
