@@ -48,7 +48,7 @@ use crate::{
     },
 };
 
-pub(crate) use ended::{End, FailedQuestion};
+pub(crate) use ended::{End, FailedConnection, FailedQuestion};
 pub use entries::names::Origin;
 pub(crate) use entries::{
     Entry,

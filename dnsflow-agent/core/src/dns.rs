@@ -126,26 +126,43 @@ pub struct Question {
     pub kind: QuestionType,
 }
 
-/// A response with an error, or without a record of the question's type (RFC 2308, section 2.2: NODATA).
+/// A response from which a client has no address.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Failure {
     /// The question, which the response repeats.
     pub question: Question,
-    /// The response code (IANA, "DNS RCODEs").
-    pub code: u16,
-    /// The name that has no record of the type, if CNAMEs lead to it from the question's name.
-    pub alias: Option<DomainName>,
+    /// Why it has none.
+    pub kind: FailureKind,
+}
+
+/// Why a client has no address from a response.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum FailureKind {
+    /// An error, with its response code (IANA, "DNS RCODEs").
+    Error(u16),
+    /// The name is there, without a record of the type (RFC 2308, section 2.2: NODATA).
+    NoData {
+        /// The name that has none, if CNAMEs lead to it from the question's name.
+        alias: Option<DomainName>,
+    },
+    /// The answer is cut: the client asks again over TCP (RFC 2181, section 9).
+    Truncated,
 }
 
 impl Failure {
-    /// Reads one. `None`: the message is no response, or has records, or an answer over TCP follows.
+    /// Reads one. `None`: the message is no response, or has records.
     pub fn read(message: &[u8]) -> Option<Self> {
-        let (response, code) = Response::parse(message.into(), true).ok()?;
-        let is_empty = response.records == 0 && !response.is_truncated;
-        (code != ResponseCode::NoError || is_empty).then(|| Self {
+        let response = match Response::or_failure(message.into()).ok()? {
+            Ok(response) => response,
+            Err(failure) => return Some(failure),
+        };
+        let kind = match response.is_truncated {
+            true => FailureKind::Truncated,
+            false => FailureKind::NoData { alias: None },
+        };
+        (response.records == 0).then_some(Self {
             question: response.question,
-            code: code.into(),
-            alias: None,
+            kind,
         })
     }
 
@@ -157,28 +174,31 @@ impl Failure {
 
     /// Whether the name is there, and has no record of the type.
     pub fn is_no_data(&self) -> bool {
-        self.code == u16::from(ResponseCode::NoError)
+        matches!(self.kind, FailureKind::NoData { .. })
     }
 
     /// Whether it holds for every type of question (RFC 8020).
     pub fn is_for_all_types(&self) -> bool {
-        self.code == u16::from(ResponseCode::NXDomain)
+        self.kind == FailureKind::Error(ResponseCode::NXDomain.into())
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.code, &self.alias) {
-            (0, None) => write!(f, "that it has {}", Lacking(self.question.kind)),
-            (0, Some(alias)) => write!(
-                f,
-                "that it is an alias (CNAME) of {alias}, which has {}",
-                Lacking(self.question.kind)
-            ),
-            (2, _) => f.write_str("SERVFAIL"),
-            (3, _) => f.write_str("NXDOMAIN"),
-            (5, _) => f.write_str("REFUSED"),
-            (code, _) => write!(f, "response code {code}"),
+        let lacking = Lacking(self.question.kind);
+        match &self.kind {
+            FailureKind::NoData { alias: None } => write!(f, "that it has {lacking}"),
+            FailureKind::NoData { alias: Some(alias) } => {
+                write!(
+                    f,
+                    "that it is an alias (CNAME) of {alias}, which has {lacking}"
+                )
+            }
+            FailureKind::Error(2) => f.write_str("SERVFAIL"),
+            FailureKind::Error(3) => f.write_str("NXDOMAIN"),
+            FailureKind::Error(5) => f.write_str("REFUSED"),
+            FailureKind::Error(code) => write!(f, "response code {code}"),
+            FailureKind::Truncated => f.write_str("to ask over TCP"),
         }
     }
 }
@@ -289,19 +309,15 @@ impl<'a> Response<'a> {
     /// Decodes header and question of a DNS response: the payload of a UDP datagram, or one message of
     /// a TCP stream without its length.
     pub fn read(message: impl Into<Cow<'a, [u8]>>) -> Result<Self, DnsError> {
-        let (response, _) = Self::parse(message.into(), false)?;
-        Ok(response)
+        Self::or_failure(message.into())?.map_err(|_| DnsError::ErrorResponse)
     }
 
-    /// The same, with its code; that of an error as well, if it `may_fail`.
-    fn parse(message: Cow<'a, [u8]>, may_fail: bool) -> Result<(Self, ResponseCode), DnsError> {
+    /// The same, or what a response with an error says.
+    pub fn or_failure(message: Cow<'a, [u8]>) -> Result<Result<Self, Failure>, DnsError> {
         let mut decoder = BinDecoder::new(&message);
         let header = Header::read(&mut decoder)?;
         if header.message_type != MessageType::Response || header.op_code != OpCode::Query {
             return Err(DnsError::NotAResponse);
-        }
-        if header.response_code != ResponseCode::NoError && !may_fail {
-            return Err(DnsError::ErrorResponse);
         }
         if header.counts.queries != 1 {
             return Err(DnsError::Questions(header.counts.queries));
@@ -314,6 +330,12 @@ impl<'a> Response<'a> {
         }
         let kind = QuestionType::new(question.query_type);
         let asked = domain_name(&question.name)?;
+        if header.response_code != ResponseCode::NoError {
+            return Ok(Err(Failure {
+                question: Question { name: asked, kind },
+                kind: FailureKind::Error(header.response_code.into()),
+            }));
+        }
         let name = host_name(&question.name, &asked, kind)?;
         let start = decoder.index();
         let response = Self {
@@ -327,7 +349,7 @@ impl<'a> Response<'a> {
             octets,
             is_truncated: header.truncation,
         };
-        Ok((response, header.response_code))
+        Ok(Ok(response))
     }
 
     /// Whether the message is cut: the client asks again over TCP.
@@ -444,8 +466,9 @@ impl Answer {
     pub fn failure(&self) -> Option<Failure> {
         let failure = Failure {
             question: self.question.clone(),
-            code: ResponseCode::NoError.into(),
-            alias: self.alias.clone(),
+            kind: FailureKind::NoData {
+                alias: self.alias.clone(),
+            },
         };
         let has_none = self.addresses.is_empty() && self.left_out == 0;
         (has_none && failure.is_for_addresses()).then_some(failure)

@@ -739,10 +739,16 @@ impl Engine {
         let pod = pod.map(|port| port.row.addresses.as_slice());
         let Read {
             responses,
+            failures,
+            end,
             server,
             connection,
             carries,
         } = self.answers.read(frame, pod, &mut self.out);
+        if let Some(told) = told {
+            let by = (told, server, frame.captured_at);
+            self.access().0.failed(by, failures, end);
+        }
         let mut wait = Wait::default();
         let mut mentioned = None;
         let mut name = None;

@@ -65,7 +65,7 @@ fuzz_target!(|case: Case| {
             payload_len: step.payload.len() + usize::from(step.not_captured % 2),
             left_out: 0,
         };
-        let messages = tcp.feed(&segment, now);
+        let messages = tcp.feed(&segment, now).answers;
         fed += step.payload.len();
         assert!(messages.iter().all(|message| message.len() >= 12));
         assert!(!step.from_pod || messages.is_empty());
@@ -137,7 +137,7 @@ impl Talk<'_> {
                 payload_len: payload.len(),
                 left_out: 0,
             };
-            found.extend(self.tcp.feed(&segment, self.now));
+            found.extend(self.tcp.feed(&segment, self.now).answers);
             let own = match sender {
                 Sender::Pod => &mut self.pod,
                 Sender::Server => &mut self.server,

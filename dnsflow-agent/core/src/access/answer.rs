@@ -10,8 +10,8 @@ use std::{
 use super::{Access, Planning, plan, whose};
 use crate::{
     Timestamp,
-    cache::{End, FailedQuestion, Resolution},
-    dns::{Answer, Failure, QuestionType, Response, answers},
+    cache::{End, FailedConnection, FailedQuestion, Resolution},
+    dns::{Answer, Failure, FailureKind, QuestionType, Response, answers, tcp::ServerEnd},
     installed::{Batch, Expected, GroupId, Written},
     io::output::Output,
     policy::{
@@ -158,6 +158,16 @@ impl Access<'_> {
         let asked = *asked;
         let is_denied = recipients.any_denies();
         let most = self.cache.addresses_per_answer_max(is_denied);
+        let note = |access: &mut Self, recipients: &Recipients, failure| {
+            if asked.mention != Mention::None {
+                let failed = FailedQuestion {
+                    failure,
+                    at: asked.captured_at,
+                    server: asked.server,
+                };
+                access.note_failure(recipients, &failed);
+            }
+        };
         // What a rule denies is closed, even if the message is no usable answer.
         let mut denied = is_denied.then(|| response.every_address(most));
         if let Some(answer) = denied.take_if(|_| recipients.all_deny()) {
@@ -170,14 +180,20 @@ impl Access<'_> {
         }
         if response.is_truncated() && !is_denied {
             let Answer {
-                name, addresses, ..
+                question,
+                name,
+                addresses,
+                ..
             } = response.every_address(LEFT_OUT_NAMED_MAX);
             let ports = recipients.0.iter().map(|recipient| recipient.port);
             for port in ports {
                 for (address, _) in &addresses {
-                    self.not_open((port, *address), &name, End::Truncated, out.now());
+                    // What follows over TCP is seen later.
+                    self.not_open((port, *address), &name, End::Truncated, asked.captured_at);
                 }
             }
+            let kind = FailureKind::Truncated;
+            note(self, &recipients, Failure { question, kind });
         }
         let answer = match (answers::usable(response.answer(most), out), &denied) {
             (Some(answer), _) => answer,
@@ -194,7 +210,7 @@ impl Access<'_> {
             }
         };
         if let Some(failure) = answer.failure() {
-            self.note_failure(&asked, &recipients, &failure);
+            note(self, &recipients, failure);
         }
         let left_out = denied.as_ref().map_or(0, |denied| denied.left_out);
         Some(ReadAnswer {
@@ -208,22 +224,46 @@ impl Access<'_> {
         })
     }
 
+    /// Remembers errors in place of answers to this port's questions about mentioned names, and how the server has ended
+    /// the connection without an answer.
+    pub(crate) fn failed(
+        &mut self,
+        (asker, server, at): (PortId, Option<ServerId>, Timestamp),
+        failures: Vec<Failure>,
+        end: Option<ServerEnd>,
+    ) {
+        for failure in failures {
+            let recipients = self.recipients(asker, &failure.question.name);
+            let row = self.ports.get(asker).map(|port| &port.row);
+            let mention = row.map(|row| self.policy.mention(row, &failure.question.name));
+            if mention.is_some_and(|mention| mention != Mention::None) {
+                let failed = FailedQuestion {
+                    failure,
+                    at,
+                    server,
+                };
+                self.note_failure(&recipients, &failed);
+            }
+        }
+        if let Some(end) = end {
+            for (id, _) in self.ports.of_pod_with_ways_out(asker) {
+                let end = end.clone();
+                let failed = FailedConnection { end, at, server };
+                self.cache.note_failed_connection(id, failed);
+            }
+        }
+    }
+
     /// Remembers that an answer has no address, for the ports that have an own address of the IP version: most names have
     /// none of the other one.
-    fn note_failure(&mut self, asked: &Asked, recipients: &Recipients, failure: &Failure) {
-        if asked.mention == Mention::None {
-            return;
-        }
+    fn note_failure(&mut self, recipients: &Recipients, failed: &FailedQuestion) {
+        let failure = &failed.failure;
         let is_ipv6 = failure.question.kind == QuestionType::Aaaa;
         for Recipient { port: id, .. } in &recipients.0 {
             let own = self.ports.get(*id).map(|port| &port.row.addresses);
-            if own.is_some_and(|own| own.iter().any(|own| own.is_ipv6() == is_ipv6)) {
-                let failed = FailedQuestion {
-                    failure: failure.clone(),
-                    at: asked.captured_at,
-                    server: asked.server,
-                };
-                self.cache.note_failure(*id, failed);
+            let has_own = own.is_some_and(|own| own.iter().any(|own| own.is_ipv6() == is_ipv6));
+            if failure.is_for_all_types() || failure.is_for_addresses() && has_own {
+                self.cache.note_failure(*id, failed.clone());
             }
         }
     }

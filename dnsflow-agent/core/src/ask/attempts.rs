@@ -16,7 +16,7 @@ use dnsflow_common::walk::{self, Packet, Ports, ServerPorts as _};
 
 use crate::{
     Timestamp,
-    dns::{Failure, Question, Response},
+    dns::{Failure, FailureKind, Question, Response},
     io::{input::Frame, report::Denied},
     tools::{
         rate::{Account, Rate},
@@ -173,7 +173,9 @@ impl Attempts {
             port: found.src_port,
         };
         if empty.is_some() {
-            let is_told = |failure: &Failure| !failure.is_no_data() || failure.is_for_addresses();
+            let is_told = |failure: &Failure| {
+                matches!(failure.kind, FailureKind::Error(_)) || failure.is_for_addresses()
+            };
             if let Some(failure) = Failure::read(payload).filter(is_told) {
                 let key = Questioned {
                     ifindex: frame.ifindex,

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, net::IpAddr};
 
 use crate::{
     Timestamp,
-    dns::Failure,
+    dns::{Failure, tcp::ServerEnd},
     values::{
         limits::{ENDED_NAMES_MAX, Limit},
         name::DomainName,
@@ -36,33 +36,6 @@ pub(crate) struct EndedName {
     pub(crate) why: End,
 }
 
-/// The last names of one port that have ended, the oldest first: at most [`ENDED_NAMES_MAX`].
-#[derive(Debug, Default)]
-pub(crate) struct EndedNames(VecDeque<EndedName>);
-
-impl EndedNames {
-    /// Adds one in place of what is known of its name and address; the oldest gives way.
-    pub(crate) fn push(&mut self, ended: EndedName) {
-        self.0
-            .retain(|known| (known.address, &known.name) != (ended.address, &ended.name));
-        if self.0.len() == ENDED_NAMES_MAX {
-            self.0.pop_front();
-        }
-        self.0.push_back(ended);
-    }
-
-    /// All of them, the latest first.
-    pub(crate) fn latest(&self) -> impl Iterator<Item = &EndedName> {
-        self.0.iter().rev()
-    }
-
-    /// How many there are.
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-}
-
 /// A question of a port that a trusted DNS server has answered without an address.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct FailedQuestion {
@@ -74,23 +47,69 @@ pub(crate) struct FailedQuestion {
     pub(crate) server: Option<ServerId>,
 }
 
-/// The last questions of one port that were answered without an address, the oldest first: at most [`ENDED_NAMES_MAX`].
-#[derive(Debug, Default)]
-pub(crate) struct FailedQuestions(VecDeque<FailedQuestion>);
+/// A connection of a port that a trusted DNS server has ended, and that had no answer to some question.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct FailedConnection {
+    /// How the server has ended it.
+    pub(crate) end: ServerEnd,
+    /// When the kernel saw the end.
+    pub(crate) at: Timestamp,
+    /// The server, where that is known.
+    pub(crate) server: Option<ServerId>,
+}
 
-impl FailedQuestions {
-    /// Adds one in place of what is known of its question; the oldest gives way.
-    pub(crate) fn push(&mut self, failed: FailedQuestion) {
-        self.0
-            .retain(|known| known.failure.question != failed.failure.question);
+/// The last facts of a kind about one port, the oldest first: at most [`ENDED_NAMES_MAX`].
+#[derive(Debug)]
+pub(crate) struct Latest<T>(VecDeque<T>);
+
+impl<T> Default for Latest<T> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<T: Fact> Latest<T> {
+    /// Adds one in place of what is known of the same; the oldest gives way.
+    pub(crate) fn push(&mut self, fact: T) {
+        self.0.retain(|known| !known.is_of_same(&fact));
         if self.0.len() == ENDED_NAMES_MAX {
             self.0.pop_front();
         }
-        self.0.push_back(failed);
+        self.0.push_back(fact);
     }
 
     /// All of them, the latest first.
-    pub(crate) fn latest(&self) -> impl Iterator<Item = &FailedQuestion> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.iter().rev()
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Something of which the last is remembered.
+pub(crate) trait Fact {
+    /// Whether both are about the same.
+    fn is_of_same(&self, other: &Self) -> bool;
+}
+
+impl Fact for EndedName {
+    fn is_of_same(&self, other: &Self) -> bool {
+        (self.address, &self.name) == (other.address, &other.name)
+    }
+}
+
+impl Fact for FailedQuestion {
+    fn is_of_same(&self, other: &Self) -> bool {
+        self.failure.question == other.failure.question
+    }
+}
+
+impl Fact for FailedConnection {
+    fn is_of_same(&self, other: &Self) -> bool {
+        (self.server, &self.end) == (other.server, &other.end)
     }
 }

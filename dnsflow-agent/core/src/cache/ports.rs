@@ -12,7 +12,7 @@ use std::{
 use crate::{
     cache::{
         candidates::Candidates,
-        ended::{EndedNames, FailedQuestions},
+        ended::{EndedName, FailedConnection, FailedQuestion, Latest},
         entries::{Entries, Entry, Sizes},
         journal::{Journal, Record},
     },
@@ -38,9 +38,11 @@ pub(crate) struct CachedPort {
     /// The limits whose reports were given out.
     pub(crate) limits_reported: BTreeSet<Limit>,
     /// The last names that have ended.
-    pub(crate) ended: EndedNames,
+    pub(crate) ended: Latest<EndedName>,
     /// The last questions that were answered without an address.
-    pub(crate) failed: FailedQuestions,
+    pub(crate) failed: Latest<FailedQuestion>,
+    /// The last connections that a DNS server has ended without an answer.
+    pub(crate) failed_connections: Latest<FailedConnection>,
 }
 
 /// The DNS answers to all ports.

@@ -7,7 +7,7 @@ use crate::{
     cache::{
         Cache, Learning, Origin, Resolution, Whose,
         candidates::{Wanted, Yielding},
-        ended::{End, EndedName, FailedQuestion},
+        ended::{End, EndedName, FailedConnection, FailedQuestion},
         entries::{Sizes, names::AtAddress},
         ports::Key,
     },
@@ -350,5 +350,11 @@ impl Cache {
     /// Remembers that a question of a port was answered without an address.
     pub(crate) fn note_failure(&mut self, id: PortId, failed: FailedQuestion) {
         self.ports.change(id, |port| port.failed.push(failed));
+    }
+
+    /// Remembers that a DNS server has ended a connection of a port without an answer.
+    pub(crate) fn note_failed_connection(&mut self, id: PortId, failed: FailedConnection) {
+        self.ports
+            .change(id, |port| port.failed_connections.push(failed));
     }
 }

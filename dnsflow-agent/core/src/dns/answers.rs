@@ -13,9 +13,9 @@ use smallvec::SmallVec;
 use crate::{
     Command,
     dns::{
-        DnsError, Response,
+        DnsError, Failure, Response,
         fragments::{DatagramKey, Fragment, FragmentEvent, FragmentReassembly},
-        tcp::{ConnectionKey, Segment, Sender, TcpEvent, TcpReassembly},
+        tcp::{ConnectionKey, Fed, Segment, Sender, ServerEnd, TcpEvent, TcpReassembly},
     },
     io::{input::Frame, output::Output, report::Report},
     tools::counter_vec::CounterVec,
@@ -48,6 +48,10 @@ pub(crate) struct Answers {
 pub(crate) struct Read<'a> {
     /// The responses that are complete now: mostly one.
     pub(crate) responses: SmallVec<[Response<'a>; 1]>,
+    /// Errors in place of responses. Those over UDP do not come here.
+    pub(crate) failures: Vec<Failure>,
+    /// The end of the connection, if the server has ended it without an answer.
+    pub(crate) end: Option<ServerEnd>,
     /// The server that has sent them.
     pub(crate) server: Option<ServerId>,
     /// The connection in which the frame is one of many.
@@ -178,16 +182,16 @@ impl Answers {
             Packet::UdpAnswer(found) => match found.payload_of(frame.bytes) {
                 Some(message) => {
                     read.server = source.and_then(|source| self.servers.number(source.into()));
-                    read.responses.extend(response(message, out));
+                    read.message(message, out);
                     read.carries = true;
                 }
                 None => out.counters.frames_not_dns += 1,
             },
             Packet::TcpSegment(found) => {
                 if let Some(segment) = segment(&found, Sender::Server, frame) {
-                    let messages = self.tcp.feed(&segment, now);
-                    let responses = messages.into_iter().filter_map(|m| response(m, out));
-                    read.responses.extend(responses);
+                    let Fed { answers, end } = self.tcp.feed(&segment, now);
+                    answers.into_iter().for_each(|one| read.message(one, out));
+                    read.end = end;
                     read.server = self.servers.number(segment.key.server.into());
                     read.connection = Some(segment.key);
                     read.carries = true;
@@ -199,7 +203,7 @@ impl Answers {
                 {
                     if self.is_trusted(datagram.source) {
                         read.server = self.servers.number(datagram.source.into());
-                        read.responses.extend(response(datagram.payload, out));
+                        read.message(datagram.payload, out);
                     } else {
                         out.counters.frames_untrusted_server += 1;
                     }
@@ -246,9 +250,18 @@ impl Answers {
     }
 }
 
-/// Reads the question of a DNS message. A message that is no usable answer is counted.
-fn response<'a>(message: impl Into<Cow<'a, [u8]>>, out: &mut Output) -> Option<Response<'a>> {
-    usable(Response::read(message), out)
+impl<'a> Read<'a> {
+    /// Adds a DNS message, of which the question is read. A message that is no usable answer is counted.
+    fn message(&mut self, message: impl Into<Cow<'a, [u8]>>, out: &mut Output) {
+        match usable(Response::or_failure(message.into()), out) {
+            Some(Ok(response)) => self.responses.push(response),
+            Some(Err(failure)) => {
+                out.counters.answers_unusable += 1;
+                self.failures.push(failure);
+            }
+            None => {}
+        }
+    }
 }
 
 /// Counts a message that is no usable answer.

@@ -119,6 +119,25 @@ impl Segment<'_> {
     }
 }
 
+/// How a server has ended a connection of a pod without an answer.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum ServerEnd {
+    /// It has reset the connection in place of a SYN-ACK.
+    Refused,
+    /// It has closed or reset the connection, and left these questions open, by their hashes
+    /// ([`question_hash`](dnsflow_common::question::question_hash)).
+    Unanswered(Vec<u64>),
+}
+
+/// What a segment brings.
+#[derive(Debug, Default)]
+pub struct Fed {
+    /// The answers that are complete now, without their lengths.
+    pub answers: Vec<Vec<u8>>,
+    /// The end of the connection, if the server has ended it without an answer.
+    pub end: Option<ServerEnd>,
+}
+
 labels! {
     /// The outcome of a segment or a connection.
     TcpEvent {
@@ -190,15 +209,15 @@ impl Default for TcpReassembly {
 }
 
 impl TcpReassembly {
-    /// Takes a segment; returns the answers that are complete now, without their lengths.
-    pub fn feed(&mut self, segment: &Segment<'_>, now: Timestamp) -> Vec<Vec<u8>> {
+    /// Takes a segment.
+    pub fn feed(&mut self, segment: &Segment<'_>, now: Timestamp) -> Fed {
         self.expire(now);
         let is_opening = segment.has(SYN) && !segment.has(RST);
         match (segment.sender, segment.has(ACK)) {
             (Sender::Pod, false) if is_opening => self.begin(segment, now),
             (Sender::Pod, true) | (Sender::Server, false) if is_opening => {
                 self.events.count(TcpEvent::NotAccepted);
-                return Vec::new();
+                return Fed::default();
             }
             _ => {}
         }
@@ -206,12 +225,12 @@ impl TcpReassembly {
             if !segment.payload.is_empty() || is_opening {
                 self.events.count(TcpEvent::NoBeginning);
             }
-            return Vec::new();
+            return Fed::default();
         };
         if connection.left_out != segment.left_out {
             // A segment or a reset of this connection may be among them.
             self.forget(&segment.key, TcpEvent::LeftOut);
-            return Vec::new();
+            return Fed::default();
         }
         let before = connection.heard();
         let taken = match segment.sender {
@@ -222,7 +241,13 @@ impl TcpReassembly {
         };
         let held = connection.held();
         let is_news = connection.heard() > before;
-        match taken {
+        let end = match &taken {
+            Err(Over { event, .. }) if segment.sender == Sender::Server => {
+                connection.server_end(*event)
+            }
+            _ => None,
+        };
+        let answers = match taken {
             Ok(answers) => {
                 if is_news {
                     self.connections.use_entry(&segment.key, now);
@@ -236,7 +261,8 @@ impl TcpReassembly {
                 self.forget(&segment.key, event);
                 answers
             }
-        }
+        };
+        Fed { answers, end }
     }
 
     /// Forgets the connections of an interface that is gone.
@@ -367,6 +393,17 @@ impl Connection {
     fn end_event(&self) -> TcpEvent {
         let server = self.server.as_ref();
         server.map_or(TcpEvent::Closed, Stream::end_event)
+    }
+
+    /// How the server has ended it with this event, if questions have no answer.
+    fn server_end(&self, event: TcpEvent) -> Option<ServerEnd> {
+        let is_ended = matches!(event, TcpEvent::Closed | TcpEvent::Unfinished);
+        let open = self.questions.open();
+        match (is_ended, &self.server) {
+            (true, None) => Some(ServerEnd::Refused),
+            (true, Some(_)) if !open.is_empty() => Some(ServerEnd::Unanswered(open)),
+            _ => None,
+        }
     }
 
     /// Takes a segment of the pod. Data with its SYN are questions like others (TCP Fast Open, RFC

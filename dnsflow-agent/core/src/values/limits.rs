@@ -186,7 +186,8 @@ pub const COVERING_NAMED_MAX: usize = 16;
 pub const ADDRESSES_PER_PART: usize = 1 << 10;
 /// Of more than 65,536 that wait, a step takes one in so many: so they get fewer, however fast further ones come.
 pub const ADDRESS_PARTS: usize = 64;
-/// Names of one pod that are remembered after they have ended, for people who ask.
+/// Names of one pod that are remembered after they have ended, for people who ask; as many of its questions without an
+/// address, and of connections to DNS servers that these have ended without an answer.
 pub const ENDED_NAMES_MAX: usize = 64;
 /// Of the addresses of one answer that a limit has left out, so many are remembered with those names.
 pub const LEFT_OUT_NAMED_MAX: usize = ENDED_NAMES_MAX / 2;

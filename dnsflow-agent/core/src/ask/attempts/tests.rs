@@ -107,15 +107,19 @@ fn errors_are_remembered() {
         bytes[45] |= code;
         attempts.hear(frame(ifindex, at(when), &bytes), at(when));
     };
-    // An answer without a record is one if the question was for addresses, and if none over TCP follows.
+    // An answer without a record is one if the question was for addresses.
     let mut bytes = answer_frame("a.test", &[], 60);
     let (flags, kind) = (44, 42 + 12 + 8 + 1);
-    for (place, value) in [(flags, bytes[flags] | 0x02), (kind, 65)] {
-        let before = std::mem::replace(&mut bytes[place], value);
+    bytes[kind] = 65;
+    for is_truncated in [false, true] {
+        bytes[flags] |= u8::from(is_truncated) << 1;
         attempts.hear(frame(IFINDEX, at(0), &bytes), at(0));
         assert_eq!(attempts.failed_for(&name), []);
-        bytes[place] = before;
     }
+    bytes[kind] = 1;
+    attempts.hear(frame(IFINDEX, at(0), &bytes), at(0));
+    let truncated = &attempts.failed_for(&name)[0].failure.kind;
+    assert_eq!(*truncated, FailureKind::Truncated);
     hear(&mut attempts, IFINDEX, "a.test", 0, 0);
     assert!(attempts.failed_for(&name)[0].failure.is_no_data());
     hear(&mut attempts, IFINDEX, "a.test", 3, 1);

@@ -7,6 +7,7 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
+    time::Duration,
 };
 
 use dnsflow_common::question::question_hash;
@@ -32,7 +33,7 @@ use crate::{
         judge::{Bearing, Doubt, Unless, decide},
     },
     cache::End,
-    dns::{Failure, Question, QuestionType},
+    dns::{Failure, FailureKind, Question, QuestionType, tcp::ServerEnd},
     io::report::Severity,
     ovn::hash::{Family, address_set_hashes},
     pods::ports::Port,
@@ -44,9 +45,13 @@ use crate::{
         ids::PortId,
         limits::{Limit, NAMES_PER_ADDRESS_MAX, UNTRUSTED_ASKED_MAX},
         name::{DnsName, DomainName},
+        resolver::Resolver,
         verdict::{Reason, Verdict},
     },
 };
+
+/// What follows from an answer that has no room in a datagram.
+const TRUNCATED: &str = "truncated: the pod has to ask over TCP, and has no answer over TCP";
 
 /// At most this many DNS servers are named in a hint.
 const DNS_SERVERS_MAX: usize = 4;
@@ -492,10 +497,14 @@ impl View<'_> {
             let asked = (name?, is_ipv6);
             let unanswered = self.unanswered((id, port), asked, beside, now);
             let failed = self.failed(id, asked, beside, now);
-            unanswered
+            let newest = unanswered
                 .into_iter()
                 .chain(failed)
-                .max_by_key(|one| one.at)
+                .max_by_key(|one| one.at)?;
+            let told_at = self.told_at(id, asked, now);
+            told_at
+                .is_none_or(|told_at| told_at <= newest.at)
+                .then_some(newest)
         });
         let addresses_of = |name: &DomainName| {
             let heard = led_here.iter().filter(|one| one.heard.name == *name);
@@ -645,7 +654,7 @@ impl View<'_> {
         let refused = self.refused.reported(id);
         let refused = refused.filter(|(of, _)| of == name);
         let port = self.cache.port(id);
-        let ended = port.ended.latest();
+        let ended = port.ended.iter();
         let ended = ended.filter(|ended| ended.name == *name);
         let told = port.entries.of_name(name).iter().copied();
         told.chain(heard)
@@ -723,7 +732,22 @@ impl View<'_> {
         })
     }
 
-    /// The newest error that a pod was told for a name.
+    /// When the pod was last told an address for a name.
+    fn told_at(
+        &self,
+        id: PortId,
+        (name, is_ipv6): (&DomainName, bool),
+        now: Timestamp,
+    ) -> Option<Timestamp> {
+        let entries = &self.cache.port(id).entries;
+        let told = entries.of_name(name).iter();
+        let told = told.filter(|address| address.is_ipv6() == is_ipv6);
+        let terms = told.filter_map(|address| self.cache.entry(id, *address)?.names.term(name));
+        let told = terms.map(|term| now.checked_sub(self.cache.told_since(&term, now)));
+        told.flatten().max()
+    }
+
+    /// The newest error that a pod was told for a name, or the end of a connection by which it has asked.
     fn failed(
         &self,
         id: PortId,
@@ -739,19 +763,59 @@ impl View<'_> {
         let failed = beside.failed.iter();
         let failed = failed.filter(|one| self.ports.at_veth(one.ifindex) == Some(id));
         let failed = failed.map(|one| (one.at, &one.failure, Some(one.resolver)));
-        let read = self.cache.port(id).failed.latest();
+        let read = self.cache.port(id).failed.iter();
         let resolver = |server| self.answers.server(server);
         let read = read.map(|one| (one.at, &one.failure, one.server.and_then(resolver)));
         let all = failed.chain(read).filter(|(_, failure, _)| is_it(failure));
-        let (at, failure, server) = all.max_by_key(|(at, ..)| *at)?;
-        let ago = now.since(at).as_secs();
-        let server = server.map_or("a DNS server".to_owned(), |server| server.to_string());
-        Some(Fruitless {
-            at,
-            reason: Reason::AnsweredWithError,
-            text: format!("the pod asked {server} for it {ago}s ago, and was told {failure}"),
-            is_no_data: failure.is_no_data(),
-        })
+        let failed = all.max_by_key(|(at, ..)| *at);
+        let failed = failed.map(|(at, failure, server)| {
+            let asked = asked_text(server, now.since(at));
+            let (reason, text) = match failure.kind {
+                FailureKind::Truncated => {
+                    let refused = self.refused_over_tcp(id, at);
+                    let text = format!("{asked}, and the answer was {TRUNCATED}{refused}");
+                    (Reason::NotAnswered, text)
+                }
+                FailureKind::Error(_) | FailureKind::NoData { .. } => (
+                    Reason::AnsweredWithError,
+                    format!("{asked}, and was told {failure}"),
+                ),
+            };
+            Fruitless {
+                at,
+                reason,
+                text,
+                is_no_data: failure.is_no_data(),
+            }
+        });
+        let question = question_hash(name.wire(), kind.code());
+        let is_it = |end: &ServerEnd| match end {
+            ServerEnd::Refused => false,
+            ServerEnd::Unanswered(open) => open.contains(&question),
+        };
+        let mut ends = self.cache.port(id).failed_connections.iter();
+        let end = ends.find(|one| is_it(&one.end)).map(|one| {
+            let server = one.server.and_then(resolver);
+            let asked = asked_text(server, now.since(one.at));
+            Fruitless {
+                at: one.at,
+                reason: Reason::NotAnswered,
+                text: format!(
+                    "{asked} over TCP, and the server closed the connection without an answer"
+                ),
+                is_no_data: false,
+            }
+        });
+        failed.into_iter().chain(end).max_by_key(|one| one.at)
+    }
+
+    /// That a DNS server has refused the pod's connection, if one has since then.
+    fn refused_over_tcp(&self, id: PortId, since: Timestamp) -> String {
+        let mut ends = self.cache.port(id).failed_connections.iter();
+        let refused = ends.find(|one| one.end == ServerEnd::Refused && one.at >= since);
+        let server = refused.and_then(|one| self.answers.server(one.server?));
+        let server = server.map(|server| format!(": {server} refused the connection"));
+        server.unwrap_or_default()
     }
 
     /// The decision over one address, or over a name without one, by the answers to the pod and by the switch.
@@ -1383,7 +1447,7 @@ impl View<'_> {
         if let Some(text) = told_refused.or(never) {
             return Untold::new(Reason::AddressRefused, text);
         }
-        let mut ended = self.cache.port(id).ended.latest();
+        let mut ended = self.cache.port(id).ended.iter();
         let ended = ended.find(|ended| is_it(ended.address, &ended.name));
         // A query from before may be of the answer that has ended: it was lost, and the pod asked again.
         let is_newer = |one: &&Fruitless| ended.is_none_or(|ended| one.at > ended.at);
@@ -1397,12 +1461,13 @@ impl View<'_> {
                     Reason::Expired,
                     format!("the answer for {name} has expired: the pod has to ask again"),
                 ),
-                End::Truncated => Untold::new(
-                    Reason::NotAnswered,
-                    format!(
-                        "the answer for {name} was truncated: the pod has to ask over TCP, and has no answer over TCP"
-                    ),
-                ),
+                End::Truncated => {
+                    let refused = self.refused_over_tcp(id, ended.at);
+                    Untold::new(
+                        Reason::NotAnswered,
+                        format!("the answer for {name} was {TRUNCATED}{refused}"),
+                    )
+                }
                 End::Limit(limit) => Untold {
                     reason: Reason::LimitReached,
                     text: format!("a limit left no room for this address of {name} ({limit})"),
@@ -1602,6 +1667,12 @@ fn ports_match(rule: &Rule, transport: Option<Transport>) -> Ports {
 fn is_of_cluster(name: &DomainName) -> bool {
     let text = name.to_string();
     text.ends_with(".svc") || text.ends_with(".cluster.local")
+}
+
+/// That the pod has asked a DNS server.
+fn asked_text(server: Option<Resolver>, ago: Duration) -> String {
+    let server = server.map_or("a DNS server".to_owned(), |server| server.to_string());
+    format!("the pod asked {server} for it {}s ago", ago.as_secs())
 }
 
 /// The type of a question for an address.

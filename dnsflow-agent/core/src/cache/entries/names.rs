@@ -175,7 +175,7 @@ impl Names {
     }
 
     /// The term of this name.
-    pub(super) fn term(&self, name: &DomainName) -> Option<Term> {
+    pub(crate) fn term(&self, name: &DomainName) -> Option<Term> {
         self.place(name).ok().map(|at| self.terms[at].1)
     }
 

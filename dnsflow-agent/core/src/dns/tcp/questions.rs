@@ -49,6 +49,11 @@ impl Questions {
         self.0.push_back(Question { header, end });
     }
 
+    /// The hashes of those that wait.
+    pub(super) fn open(&self) -> Vec<u64> {
+        self.0.iter().map(|it| it.header.question).collect()
+    }
+
     /// Whether this message answers a question that ends before `acknowledged`. The question is
     /// then used up.
     pub(super) fn is_answered(&mut self, message: &[u8], acknowledged: u64) -> bool {

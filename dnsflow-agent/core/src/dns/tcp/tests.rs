@@ -93,7 +93,7 @@ impl Talk {
     }
 
     fn feed(&mut self, segment: &Segment<'_>) -> Vec<Vec<u8>> {
-        self.tcp.feed(segment, at(1))
+        self.tcp.feed(segment, at(1)).answers
     }
 
     fn syn(&mut self) {
@@ -672,7 +672,7 @@ fn only_news_of_the_server_keep_a_connection() {
     let last = at(1) + TCP_IDLE_MAX;
     talk.ask(&query(0, "a"));
     let answered = talk.at(0, one);
-    assert_eq!(talk.tcp.feed(&answered, last).len(), 1);
+    assert_eq!(talk.tcp.feed(&answered, last).answers.len(), 1);
     // The pod goes on, and the server repeats itself.
     talk.server = one.len() as u32;
     let limit = last + TCP_IDLE_MAX;
@@ -687,7 +687,7 @@ fn only_news_of_the_server_keep_a_connection() {
         assert_eq!(talk.tcp.len(), 1);
     }
     let late = talk.of_server(0, two);
-    let answers = talk.tcp.feed(&late, limit + Duration::from_nanos(1));
+    let Fed { answers, .. } = talk.tcp.feed(&late, limit + Duration::from_nanos(1));
     assert!(answers.is_empty());
     assert_eq!(talk.tcp.events()[TcpEvent::Idle], 1);
     talk.assert_over("idle");
@@ -715,14 +715,17 @@ fn a_connection_is_given_up_if_packets_were_left_out() {
             left_out: 1,
             ..bytes
         };
-        assert!(talk.tcp.feed(&left_out, at(1)).is_empty());
+        assert!(talk.tcp.feed(&left_out, at(1)).answers.is_empty());
         assert_eq!(talk.events(), [("left_out", 1)]);
         assert!(talk.tcp.is_empty());
         let again = Segment {
             left_out: 1,
             ..talk.of_server(0, &whole)
         };
-        assert!(talk.tcp.feed(&again, at(1)).is_empty(), "it stays unread");
+        assert!(
+            talk.tcp.feed(&again, at(1)).answers.is_empty(),
+            "it stays unread"
+        );
         // A new connection counts from there.
         let syn = Segment {
             sequence: POD,

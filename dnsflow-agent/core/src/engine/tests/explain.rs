@@ -14,7 +14,11 @@ use crate::{
             Target, Verdict, told_names::WORK,
         },
     },
-    dns::QuestionType,
+    dns::{
+        QuestionType,
+        tcp::{ACK, FIN, RST, SYN},
+    },
+    io::input::Frame,
     ovn::{
         acl::of_ports,
         hash::{Family, address_set_hashes},
@@ -572,7 +576,7 @@ fn the_questions_without_an_address_have_a_limit() {
         let id = node.engine.ports.named("ns1_p1").expect("a port");
         let failed = &node.engine.told.cache.port(id).failed;
         let names = failed
-            .latest()
+            .iter()
             .map(|one| one.failure.question.name.to_string());
         names.collect::<Vec<_>>()
     };
@@ -1841,6 +1845,188 @@ fn a_truncated_answer_is_told() {
     // What an earlier answer has opened stays as it is.
     node.frame(ifindex, &truncated("www.example.com", &[ADDRESS]));
     assert_eq!(verdict(&node, TARGET), Verdict::Allowed);
+}
+
+/// The message in a datagram, for a stream of TCP.
+fn framed(datagram: &[u8]) -> Vec<u8> {
+    // Behind Ethernet, IPv4 and UDP.
+    let message = &datagram[14 + 20 + 8..];
+    [&(message.len() as u16).to_be_bytes(), message].concat()
+}
+
+/// A pod's connection to its DNS server over TCP, from this port.
+struct Connection<'a> {
+    node: &'a mut Node,
+    port: u16,
+    /// How many bytes pod and server have sent.
+    sent: [u32; 2],
+}
+
+impl<'a> Connection<'a> {
+    fn new(node: &'a mut Node, port: u16) -> Self {
+        let sent = [0; 2];
+        Self { node, port, sent }
+    }
+
+    fn open(node: &'a mut Node, port: u16) -> Self {
+        let mut connection = Self::new(node, port);
+        connection.pass(true, SYN, &[]);
+        connection.pass(false, SYN | ACK, &[]);
+        connection
+    }
+
+    /// Sends the question of an answer, and says that the server has it.
+    fn ask(&mut self, answer: &[u8]) {
+        let mut question = framed(answer);
+        // QR, behind length and id (RFC 1035, section 4.1.1).
+        question[2 + 2] &= 0x7f;
+        self.pass(true, ACK, &question);
+        self.pass(false, ACK, &[]);
+    }
+
+    fn pass(&mut self, from_pod: bool, flags: u8, payload: &[u8]) {
+        let (server, pod) = (([10, 96, 0, 10], 53), ([10, 244, 0, 5], self.port));
+        let (from, to) = if from_pod {
+            (pod, server)
+        } else {
+            (server, pod)
+        };
+        let own = usize::from(!from_pod);
+        let mut bytes = vec![0; 12];
+        bytes.extend([0x08, 0x00, 0x45, 0]);
+        bytes.extend((20 + 20 + payload.len() as u16).to_be_bytes());
+        bytes.extend([0, 0, 0, 0, 64, 6, 0, 0]);
+        bytes.extend(from.0);
+        bytes.extend(to.0);
+        bytes.extend(from.1.to_be_bytes());
+        bytes.extend(to.1.to_be_bytes());
+        bytes.extend(self.sent[own].to_be_bytes());
+        bytes.extend(self.sent[1 - own].to_be_bytes());
+        bytes.extend([0x50, flags, 1, 0, 0, 0, 0, 0]);
+        bytes.extend(payload);
+        self.sent[own] += payload.len() as u32 + u32::from(flags & SYN != 0);
+        self.node.now = self.node.now + Duration::from_micros(50);
+        let ifindex = ifindex_of(self.node.pods["ns1_p1"]);
+        let captured = Frame {
+            from_pod,
+            ..frame(ifindex, self.node.now, &bytes)
+        };
+        self.node.hand_in(captured);
+    }
+}
+
+/// The answer of a name is truncated, and the pod asks again over TCP.
+#[test]
+fn what_became_of_a_question_over_tcp_is_told() {
+    let rules = [allow_port("example.com", 443), deny_all()];
+    let mut node = node(&rules);
+    let name = "www.example.com";
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    let told = |node: &Node, target: &str, reason: Reason, text: &str| {
+        let found = address(explain(node, "p1", target));
+        assert_eq!((found.verdict, found.reason), (Verdict::Blocked, reason));
+        assert!(found.text.ends_with(text), "{target}: {}", found.text);
+    };
+    let by_name = "www.example.com:443";
+    let truncated = truncated(name, &[ADDRESS]);
+    node.frame(ifindex, &truncated);
+    for target in [by_name, TARGET] {
+        told(
+            &node,
+            target,
+            Reason::NotAnswered,
+            "and has no answer over TCP",
+        );
+    }
+    let mut refused = Connection::new(&mut node, 40_000);
+    refused.pass(true, SYN, &[]);
+    refused.sent[1] = 0;
+    refused.pass(false, RST | ACK, &[]);
+    for target in [by_name, TARGET] {
+        let text = "has no answer over TCP: 10.96.0.10:53 refused the connection";
+        told(&node, target, Reason::NotAnswered, text);
+    }
+    // It says nothing about a name that was truncated later.
+    node.pass(Duration::from_secs(1));
+    node.frame(ifindex, &self::truncated("api.example.com", &[OTHER]));
+    told(
+        &node,
+        "api.example.com:443",
+        Reason::NotAnswered,
+        "and has no answer over TCP",
+    );
+
+    let answer = answer_frame(name, &[ADDRESS], 60);
+    for (port, end) in [(40_001, FIN | ACK), (40_002, RST | ACK)] {
+        let mut closed = Connection::open(&mut node, port);
+        closed.ask(&answer);
+        closed.pass(false, end, &[]);
+        let text = "the pod asked 10.96.0.10:53 for it 0s ago over TCP, and the server closed the connection without \
+                    an answer";
+        told(&node, by_name, Reason::NotAnswered, text);
+    }
+    told(
+        &node,
+        "api.example.com:443",
+        Reason::NotAnswered,
+        "and has no answer over TCP",
+    );
+
+    for (port, code, text) in [
+        (40_003, 2, "was told SERVFAIL"),
+        (40_004, 5, "was told REFUSED"),
+    ] {
+        let mut failed = answer_frame(name, &[], 60);
+        failed[14 + 20 + 8 + 3] |= code;
+        let mut connection = Connection::open(&mut node, port);
+        connection.ask(&answer);
+        connection.pass(false, ACK, &framed(&failed));
+        told(&node, by_name, Reason::AnsweredWithError, text);
+    }
+    // NODATA over TCP.
+    let mut connection = Connection::open(&mut node, 40_005);
+    connection.ask(&answer);
+    connection.pass(false, ACK, &framed(&answer_frame(name, &[], 60)));
+    told(
+        &node,
+        by_name,
+        Reason::AnsweredWithError,
+        "was told that it has no IPv4 address",
+    );
+
+    let mut connection = Connection::open(&mut node, 40_006);
+    connection.ask(&answer);
+    connection.pass(false, ACK, &framed(&answer));
+    // An end behind the answer leaves nothing open.
+    connection.pass(false, FIN | ACK, &[]);
+    assert_eq!(verdict(&node, by_name), Verdict::Allowed);
+    // What came before the answer is no hint where something else denies.
+    let explained = explain(&node, "p1", "www.example.com:80");
+    assert_eq!(explained.hints, [] as [&str; 0]);
+    assert_eq!(address(explained).reason, Reason::WrongPort);
+}
+
+/// An answer that has no room for a single record does not come to the engine.
+#[test]
+fn a_truncated_answer_without_a_record_is_told() {
+    let node = node(&[allow("example.com"), deny_all()]);
+    let name = "www.example.com";
+    let bytes = truncated(name, &[]);
+    let mut attempts = Attempts::new(DnsPorts::DNS);
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    attempts.hear(frame(ifindex, node.now, &bytes), node.now);
+    let asked = DomainName::from_presentation(name).expect("a name");
+    let beside = Beside {
+        failed: attempts.failed_for(&asked),
+        ..ovn_has_resolved_nothing()
+    };
+    let target = "www.example.com:443".parse().expect("a target");
+    let found = address(explain_with(&node, "p1", target, &beside));
+    let blocked = (Verdict::Blocked, Reason::NotAnswered);
+    assert_eq!((found.verdict, found.reason), blocked);
+    let text = "rule 0 allows it once the answer comes: the pod asked 10.96.0.10:53 for it 0s ago, and the answer was \
+                truncated: the pod has to ask over TCP, and has no answer over TCP";
+    assert_eq!(found.text, text);
 }
 
 /// Trust in a DNS server holds for all pods: it is a hint, as long as the pod has just asked there.
