@@ -301,6 +301,7 @@ impl Server {
         let target = parameters.required("target")?;
         parameters.end()?;
         let target: Target = target.parse().map_err(Refusal::request)?;
+        self.slow.heard.catch_up().await;
         let mut beside = Beside {
             heard: match &target {
                 Target::Address(address, _) => self.slow.heard.at(*address),

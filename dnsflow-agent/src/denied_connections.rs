@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    iter,
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -20,11 +21,14 @@ use dnsflow_core::{
     tools::counter_vec::CounterVec,
     values::{name::DomainName, verdict::DenialReason},
 };
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{sleep, timeout},
+};
 use tracing::warn;
 
 use crate::{
-    capture::{Aside, AsideRecord},
+    capture::{Aside, AsideRecord, Drained},
     clock::now,
     inquiries::Inquiries,
     journal::Journal,
@@ -33,8 +37,12 @@ use crate::{
 
 /// The wait from what has woken this thread until the ring buffer is read.
 const TURN: Duration = Duration::from_millis(100);
-/// How long an answer that no connection follows is unread at most. `explain` knows it then.
+/// How long an answer is unread at most that no connection and no question follows.
 const UNREAD_MAX: Duration = Duration::from_secs(1);
+/// Questions that wait for the next reading; others do without it.
+const READINGS_MAX: usize = 16;
+/// The longest wait for a reading.
+const CATCH_UP_MAX: Duration = Duration::from_secs(1);
 /// Records taken from the ring buffer in one turn: 5,120 a second, as 160 pods with nothing left of their
 /// shares hand over.
 const RECORDS_PER_TURN: usize = 512;
@@ -97,12 +105,34 @@ impl DenialCounts {
 /// Answers that no rule mentions, and what was reported: for the thread that sees them and for those that
 /// ask.
 #[derive(Clone, Debug)]
-pub struct Heard(Arc<Mutex<Attempts>>);
+pub struct Heard {
+    attempts: Arc<Mutex<Attempts>>,
+    readings: mpsc::Sender<oneshot::Sender<()>>,
+}
+
+/// Who waits until the thread has read what the kernel has told so far.
+#[derive(Debug)]
+pub struct Readings(mpsc::Receiver<oneshot::Sender<()>>);
 
 impl Heard {
     /// With what was heard so far.
-    pub fn new(attempts: Attempts) -> Self {
-        Self(Arc::new(Mutex::new(attempts)))
+    pub fn new(attempts: Attempts) -> (Self, Readings) {
+        let (sender, readings) = mpsc::channel(READINGS_MAX);
+        let heard = Self {
+            attempts: Arc::new(Mutex::new(attempts)),
+            readings: sender,
+        };
+        (heard, Readings(readings))
+    }
+
+    /// Waits until the thread has read what the kernel has told so far. Otherwise the last answers and attempts are
+    /// missing. A thread that is away, or has too much to do, keeps nobody waiting.
+    pub async fn catch_up(&self) {
+        let (sender, read) = oneshot::channel();
+        if self.readings.try_send(sender).is_ok() {
+            // An error says that the thread has read, or ends.
+            let _: Result<Result<(), _>, _> = timeout(CATCH_UP_MAX, read).await;
+        }
     }
 
     /// The names that led pods to an address, the newest first.
@@ -126,7 +156,14 @@ impl Heard {
     }
 
     fn lock(&self) -> MutexGuard<'_, Attempts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Readings {
+    /// Who waits by now.
+    fn waiting(&mut self) -> impl Iterator<Item = oneshot::Sender<()>> {
+        iter::from_fn(|| self.0.try_recv().ok())
     }
 }
 
@@ -187,30 +224,43 @@ pub(crate) struct Listeners {
 /// Tells of denied connections, and remembers all, as long as the hot thread is there.
 pub(crate) async fn watch(
     mut aside: Aside,
-    heard: Heard,
+    (heard, mut readings): (Heard, Readings),
     inquiries: Inquiries,
     listeners: Listeners,
 ) {
+    let mut waiting = Vec::new();
     loop {
-        // An answer wakes nobody: one that no connection follows is read after a while.
-        if let Ok(Err(error)) = timeout(UNREAD_MAX, aside.readable()).await {
-            warn!(%error, "denied connections are no longer reported");
-            return;
+        // An answer wakes nobody: one that no connection follows is read after a while, or when somebody asks. More
+        // comes meanwhile. A wait behind the reading would end at once for each answer of that time.
+        let turn = async {
+            let read = timeout(UNREAD_MAX, aside.readable()).await;
+            sleep(TURN).await;
+            read
+        };
+        tokio::select! {
+            read = turn => if let Ok(Err(error)) = read {
+                warn!(%error, "denied connections are no longer reported");
+                return;
+            },
+            Some(one) = readings.0.recv() => waiting.push(one),
         }
-        // More comes meanwhile. A wait behind the reading would end at once for each answer of that time.
-        sleep(TURN).await;
+        waiting.extend(readings.waiting());
         let mut tried = Vec::new();
         let mut denied = Vec::new();
         let mut not_judged = 0;
         {
             let mut attempts = heard.lock();
-            aside.drain(RECORDS_PER_TURN, |told| match told {
+            let drained = aside.drain(RECORDS_PER_TURN, |told| match told {
                 AsideRecord::Answer(frame) => attempts.hear(frame, now()),
                 AsideRecord::Attempt(attempt) => {
                     attempts.note_server(&attempt, now());
                     tried.push((attempt, attempts.heard(&attempt)));
                 }
             });
+            if drained == Drained::Empty {
+                // The end of each is its message.
+                waiting.clear();
+            }
         }
         for some in tried.chunks(JUDGED_AT_ONCE) {
             let some = some.to_vec();

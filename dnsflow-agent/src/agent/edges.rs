@@ -23,7 +23,7 @@ use crate::{
     capture::{Aside, PendingQueries},
     conntrack::{self, Conntrack},
     control::{Server, Slow},
-    denied_connections::{self, Heard, Listeners},
+    denied_connections::{self, Heard, Listeners, Readings},
     inquiries::Inquiries,
     journal::Journal,
     k8s::{self, Objects, events::Notices},
@@ -72,7 +72,7 @@ pub(super) struct Ends {
 /// What the edge of denied connections is made of.
 pub(super) struct Denials {
     pub(super) aside: Aside,
-    pub(super) heard: Heard,
+    pub(super) heard: (Heard, Readings),
     pub(super) listeners: Listeners,
 }
 
@@ -261,7 +261,7 @@ impl Edges {
         } = asking;
         let slow = Slow {
             connections: listeners.connections.clone(),
-            heard: heard.clone(),
+            heard: heard.0.clone(),
             queries: Some(queries),
             northbound: options.ovn_nb.clone(),
             objects,

@@ -74,7 +74,7 @@ impl Running {
         let objects = Objects::default();
         let slow = Slow {
             connections: connections.clone(),
-            heard: Heard::new(Attempts::new(Ports::DNS)),
+            heard: Heard::new(Attempts::new(Ports::DNS)).0,
             queries: None,
             northbound: None,
             objects: objects.clone(),
@@ -193,7 +193,7 @@ async fn a_list_that_the_hot_thread_does_not_complete_breaks_off() {
     drop(asked);
     let slow = Slow {
         connections: Connections::new(),
-        heard: Heard::new(Attempts::new(Ports::DNS)),
+        heard: Heard::new(Attempts::new(Ports::DNS)).0,
         queries: None,
         northbound: None,
         objects: Objects::default(),

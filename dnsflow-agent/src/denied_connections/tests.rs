@@ -1,3 +1,4 @@
+use dnsflow_common::walk::Ports;
 use dnsflow_core::{
     Timestamp,
     ask::view::Reason,
@@ -69,4 +70,18 @@ fn what_is_allowed_and_not_open_is_told_apart_from_what_rules_deny() {
     assert_eq!(count(DenialReason::ByRule), 2);
     assert_eq!(count(DenialReason::NotOpen), 2);
     assert_eq!(count(DenialReason::NotAsked), 1);
+}
+
+/// Whoever asks gets what the kernel has told before the question, and waits for no thread that is away.
+#[tokio::test]
+async fn a_question_waits_for_the_next_reading() {
+    let (heard, mut readings) = Heard::new(Attempts::new(Ports::DNS));
+    let asked = heard.clone();
+    let question = tokio::spawn(async move { asked.catch_up().await });
+    let waits = readings.0.recv().await;
+    assert!(waits.is_some() && !question.is_finished());
+    drop(waits);
+    question.await.expect("it goes on after the reading");
+    drop(readings);
+    heard.catch_up().await;
 }
