@@ -3,6 +3,7 @@
 
 mod chart;
 mod deploy;
+mod examples;
 mod floors;
 mod keys;
 #[path = "../manifests/mod.rs"]
