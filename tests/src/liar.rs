@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use hickory_proto::{
-    op::{Message, MessageType, OpCode, Query},
+    op::{Message, MessageType, OpCode, Query, ResponseCode},
     rr::{
         Name, RData, Record, RecordType,
         rdata::{A, CNAME},
@@ -78,10 +78,24 @@ pub enum Behaviour {
     HugeCount,
     /// Answers with addresses that must never be opened beside the true one.
     Forbidden,
+    /// Says SERVFAIL.
+    ServFail,
+    /// Says REFUSED.
+    Refused,
+    /// Says nothing.
+    Silent,
+    /// Says that the name has no address.
+    NoData,
+    /// Says that the name is an alias, and no more.
+    Alias,
+    /// Over UDP, TC=1 and no record; over TCP, SERVFAIL.
+    TcpServFail,
+    /// Over UDP, TC=1 and the true address; over TCP, it closes the connection in place of an answer.
+    TcpClosed,
 }
 
 impl Behaviour {
-    /// All of them.
+    /// Those that give an address, in some way.
     pub const ALL: [Self; 16] = [
         Self::Honest,
         Self::TwoAnswers,
@@ -99,6 +113,17 @@ impl Behaviour {
         Self::PointerLoop,
         Self::HugeCount,
         Self::Forbidden,
+    ];
+
+    /// Those by which a client has no address.
+    pub const FAILURES: [Self; 7] = [
+        Self::ServFail,
+        Self::Refused,
+        Self::Silent,
+        Self::NoData,
+        Self::Alias,
+        Self::TcpServFail,
+        Self::TcpClosed,
     ];
 
     /// The first label of the names that it is for.
@@ -120,6 +145,13 @@ impl Behaviour {
             Self::PointerLoop => "pointer-loop",
             Self::HugeCount => "huge-count",
             Self::Forbidden => "forbidden",
+            Self::ServFail => "servfail",
+            Self::Refused => "refused",
+            Self::Silent => "silent",
+            Self::NoData => "nodata",
+            Self::Alias => "alias",
+            Self::TcpServFail => "tcp-servfail",
+            Self::TcpClosed => "tcp-closed",
         }
     }
 
@@ -132,6 +164,7 @@ impl Behaviour {
         let first = name.iter().next().unwrap_or_default();
         Self::ALL
             .into_iter()
+            .chain(Self::FAILURES)
             .find(|behaviour| behaviour.label().as_bytes().eq_ignore_ascii_case(first))
             .unwrap_or(Self::Honest)
     }
@@ -205,7 +238,11 @@ fn connection(mut stream: TcpStream) -> Result<()> {
     while stream.read_exact(&mut prefix).is_ok() {
         let mut query = vec![0; u16::from_be_bytes(prefix).into()];
         stream.read_exact(&mut query)?;
-        for segment in over_tcp(&Message::from_vec(&query)?)? {
+        let segments = over_tcp(&Message::from_vec(&query)?)?;
+        if segments.is_empty() {
+            break;
+        }
+        for segment in segments {
             stream.write_all(&segment)?;
         }
     }
@@ -234,6 +271,18 @@ fn over_udp(query: &Message) -> Result<Vec<Vec<u8>>> {
             truncated.metadata.truncation = true;
             vec![truncated.to_vec()?]
         }
+        Behaviour::Silent => vec![],
+        Behaviour::ServFail => vec![question.failing(ResponseCode::ServFail).to_vec()?],
+        Behaviour::Refused => vec![question.failing(ResponseCode::Refused).to_vec()?],
+        Behaviour::TcpServFail | Behaviour::TcpClosed => {
+            let answers = match question.behaviour {
+                Behaviour::TcpClosed => vec![question.a(question.address)],
+                _ => vec![],
+            };
+            let mut truncated = question.reply(answers);
+            truncated.metadata.truncation = true;
+            vec![truncated.to_vec()?]
+        }
         Behaviour::PointerLoop => {
             let mut bytes = question.reply(Vec::new()).to_vec()?;
             // ANCOUNT (RFC 1035, section 4.1.1), then a record whose name points to itself.
@@ -259,6 +308,8 @@ fn over_tcp(query: &Message) -> Result<Vec<Vec<u8>>> {
     let mut stream = framed(&question.truth()?)?;
     Ok(match question.behaviour {
         Behaviour::Slow => stream.into_iter().map(|byte| vec![byte]).collect(),
+        Behaviour::TcpServFail => vec![framed(&question.failing(ResponseCode::ServFail))?],
+        Behaviour::TcpClosed | Behaviour::Silent => vec![],
         Behaviour::Several => {
             let mut empty = question.reply(Vec::new());
             empty.metadata.id = !empty.metadata.id;
@@ -319,6 +370,13 @@ impl Question {
         message
     }
 
+    /// An error in place of an answer.
+    fn failing(&self, code: ResponseCode) -> Message {
+        let mut message = self.reply(Vec::new());
+        message.metadata.response_code = code;
+        message
+    }
+
     /// A lie about a name that was not asked for.
     fn about_another(&self, id: u16) -> Result<Message> {
         let name = Name::from_str("unasked")?.append_domain(&self.query.name.base_name())?;
@@ -359,6 +417,11 @@ impl Question {
                 let other = Name::from_str("other.cdn.test.")?;
                 answers.insert(0, a(other.clone(), LIE));
                 answers.push(a(other, LIE));
+            }
+            Behaviour::NoData => answers.clear(),
+            Behaviour::Alias => {
+                let target = Name::from_str("nowhere.cdn.test.")?;
+                answers = vec![cname(&self.query.name, &target)];
             }
             Behaviour::Forbidden => {
                 answers.extend(FORBIDDEN.map(|address| self.a(address)));

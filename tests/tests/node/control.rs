@@ -789,7 +789,8 @@ fn what_is_listed_and_explained_is_so() {
 }
 
 /// The rules with the change that a remedy names.
-fn applied(mut rules: Vec<RuleSpec>, remedy: &str) -> Vec<RuleSpec> {
+pub(crate) fn applied(mut rules: Vec<RuleSpec>, remedy: &str) -> Vec<RuleSpec> {
+    let remedy = remedy.trim_start_matches("if the pod connects without a name, ");
     let words: Vec<&str> = remedy.split([' ', ';', ',']).collect();
     let index = |word: &str| word.parse::<usize>().expect("the index of a rule");
     match words[..] {
@@ -801,19 +802,14 @@ fn applied(mut rules: Vec<RuleSpec>, remedy: &str) -> Vec<RuleSpec> {
             assert_eq!(port, "tcp/80");
             rules[index(rule)].ports.push(("tcp", 80));
         }
-        [
-            "allow",
-            "it",
-            "before",
-            "rule",
-            before,
-            "with",
-            "`dnsName:",
-            name,
-            ..,
-        ] => {
-            let name = name.trim_end_matches('`');
-            rules.insert(index(before), RuleSpec::allow_name(name));
+        ["allow", "it", "before", "rule", before, "with", by, to, ..] => {
+            let to = to.trim_end_matches('`');
+            let rule = match by {
+                "`dnsName:" => RuleSpec::allow_name(to),
+                "`cidrSelector:" => RuleSpec::allow(to).expect("a CIDR"),
+                _ => panic!("no known remedy: {remedy}"),
+            };
+            rules.insert(index(before), rule);
         }
         _ => panic!("no known remedy: {remedy}"),
     }
