@@ -20,6 +20,7 @@ use k8s_openapi::api::{
     batch::v1::Job,
     core::v1::{Pod, Taint, Toleration},
 };
+use regex::Regex;
 use serde_json::{Value, json};
 
 use crate::{
@@ -1040,6 +1041,33 @@ fn hooks(helm: &Path, values: &[&str]) -> Result<Vec<Value>> {
     let mut objects = rendered_by(helm, &[], values)?;
     objects.retain(|object| !object["metadata"]["annotations"]["helm.sh/hook"].is_null());
     Ok(objects)
+}
+
+/// Tools that keep a cluster as Git has it render the chart away from the cluster, again and again.
+#[test]
+fn the_chart_needs_no_cluster_and_renders_the_same_bytes() -> Result<()> {
+    // Sprig and Helm, "Template Function List": these ask the cluster, or give another value each time.
+    let word = Regex::new(
+        r"\b(lookup|now|ago|rand\w*|uuidv4|shuffle|gen\w+|htpasswd|bcrypt|encryptAES)\b",
+    )?;
+    let action = Regex::new(r"(?s)\{\{.*?\}\}")?;
+    let text = Regex::new("\"[^\"]*\"|(?s)/\\*.*?\\*/")?;
+    let mut actions = 0;
+    for file in walk(&directory("helm/dnsflow/templates"))? {
+        let template = fs::read_to_string(&file)?;
+        for one in action.find_iter(&template) {
+            let code = text.replace_all(one.as_str(), "");
+            ensure!(
+                !word.is_match(&code),
+                "{}: {}",
+                file.display(),
+                one.as_str()
+            );
+            actions += 1;
+        }
+    }
+    ensure!(actions > 100, "{actions}");
+    Ok(())
 }
 
 #[test]

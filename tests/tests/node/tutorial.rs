@@ -58,7 +58,13 @@ impl Reader<'_> {
             let running = scope.spawn(move || lab.output().expect("it runs"));
             // The recording does not begin at once.
             while words.contains(" learn ") && !running.is_finished() {
-                self.works();
+                match words.contains("--namespace ns2") {
+                    true => self.works("ns2_pod1", &["example.com", "203.0.113.7"]),
+                    false => self.works(
+                        "ns1_pod2",
+                        &["example.com", "www.example.com", "www.example.net"],
+                    ),
+                }
             }
             running.join().expect("no panic")
         });
@@ -83,13 +89,13 @@ impl Reader<'_> {
     }
 
     /// The work of a pod while names are learned: all at the same time, so that each name is asked for every 2 s.
-    fn works(&self) {
-        let pod = &self.lab.pod("ns1_pod2");
+    fn works(&self, pod: &str, hosts: &[&str]) {
+        let pod = &self.lab.pod(pod);
         thread::scope(|scope| {
-            for name in ["example.com", "www.example.com", "www.example.net"] {
-                // One of them is denied.
+            for host in hosts {
+                // One of them may be denied.
                 scope.spawn(move || {
-                    let url = format!("http://{name}/");
+                    let url = format!("http://{host}/");
                     pod.fetch(&url, Duration::from_secs(2)).expect("curl runs")
                 });
             }
