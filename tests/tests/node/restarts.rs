@@ -1,12 +1,16 @@
 //! The flows survive restarts of what they live in: the agent puts them back.
 
+mod container;
+
 use std::{
     collections::BTreeSet,
     net::Ipv4Addr,
     time::{Duration, Instant},
 };
 
+use anyhow::Result;
 use dnsflow_tests::{
+    agent::Agent,
     firewall::RuleSpec,
     lab,
     lab::Lab,
@@ -171,9 +175,26 @@ const KILLS: usize = 4;
 /// the rules of now say of both names, without a further question.
 #[test]
 fn what_is_told_right_before_a_kill_is_known() {
+    let lab = lab!("restart-killed", agent);
+    let pins = lab.pins().expect("a BPF file system");
+    let pins = format!("--pin-dir={}", pins.display());
+    kill_right_behind_answers(&lab, || lab.start_agent(&[&pins]));
+}
+
+/// The same with another Pod each time: what one container has of its own, the next one does not see.
+#[test]
+fn what_is_told_right_before_the_pod_is_replaced_is_known() {
+    let lab = lab!("restart-replaced", agent);
+    kill_right_behind_answers(&lab, || {
+        let agent = lab.spawn_agent_command(container::command(&lab)?)?;
+        agent.wait_ready()
+    });
+}
+
+fn kill_right_behind_answers(lab: &Lab, start: impl Fn() -> Result<Agent>) {
     let kills = std::env::var("DNSFLOW_KILLS").map_or(Ok(KILLS), |kills| kills.parse());
     let kills: usize = kills.expect("a number");
-    let lab = lab!("restart-killed", agent);
+    let start = || start().expect("the agent is ready");
     let host = |number: usize| Ipv4Addr::from(0xc612_0000 + number as u32);
     let name = |number: usize, of: &str| format!("n{number}.{of}.example.com");
     let told = |kill: usize| [(2 * kill + 1, "a"), (2 * kill + 2, "b")];
@@ -186,9 +207,6 @@ fn what_is_told_right_before_a_kill_is_known() {
     lab.serve_dns(&records).expect("it listens");
     let mut ip = lab.pod("inet").command("ip").expect("a command");
     run(ip.args(["route", "add", "local", "198.18.0.0/15", "dev", "lo"])).expect("a route");
-    let pins = lab.pins().expect("a BPF file system");
-    let pins = format!("--pin-dir={}", pins.display());
-    let start = || lab.start_agent(&[&pins]).expect("the agent is ready");
     let (a, b) = ("a.example.com", "b.example.com");
     let all = "0.0.0.0/0";
     let [deny, allow] =
