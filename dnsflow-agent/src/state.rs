@@ -44,6 +44,8 @@ const REWRITE_AT_LEAST: u64 = 1 << 20;
 const REWRITE_AT_MOST: u64 = SIZE_MAX / 2;
 /// What could not be written is tried again, and told, so often.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+/// A file that was replaced gives back so much in a turn: tmpfs takes 0.2 ms for it, and 7 ms for 150 MB.
+const CUT: u64 = 4 << 20;
 
 /// Why the journal cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +104,8 @@ pub struct Journal {
     rewrite_at: u64,
     /// The new file that is being written.
     rewriting: Option<Rewriting>,
+    /// The file whose place a new one took, or a new one that was given up, as long as it has something to give back.
+    replaced: Option<Appended>,
     /// Records are missing in the file: a new one is begun then.
     retry_at: Option<Timestamp>,
     /// How many records are in no file.
@@ -128,6 +132,12 @@ impl Appended {
         }
         self.len = len;
         Ok(())
+    }
+
+    /// Gives back a piece of a file that nobody reads any more. Returns whether there is more.
+    fn cut(&mut self) -> bool {
+        self.len = self.len.saturating_sub(CUT);
+        self.len > 0 && self.file.set_len(self.len).is_ok()
     }
 }
 
@@ -161,6 +171,7 @@ pub fn open(
         file: None,
         rewrite_at: REWRITE_AT_LEAST,
         rewriting: None,
+        replaced: None,
         retry_at: None,
         lost: 0,
         buffer: Vec::new(),
@@ -323,12 +334,13 @@ impl Journal {
         })
     }
 
-    /// Whether a new file is being written.
+    /// Whether a new file is being written, or the one that it has replaced is given back.
     pub fn is_rewriting(&self) -> bool {
-        self.rewriting.is_some()
+        self.rewriting.is_some() || self.replaced.is_some()
     }
 
-    /// Writes a further part into the new file. Behind the last one, it takes the place of the other.
+    /// Writes a further part into the new file. Behind the last one, it takes the place of the other, which is given back
+    /// piece by piece.
     ///
     /// # Errors
     ///
@@ -338,6 +350,12 @@ impl Journal {
         next_part: impl FnOnce(&mut Parts) -> Option<Vec<Record>>,
         now: Timestamp,
     ) -> Result<(), StateError> {
+        if let Some(replaced) = &mut self.replaced {
+            if !replaced.cut() {
+                self.replaced = None;
+            }
+            return Ok(());
+        }
         let Some(Rewriting {
             file, parts, live, ..
         }) = &mut self.rewriting
@@ -382,7 +400,7 @@ impl Journal {
         self.directory.replace(FILE)?;
         if let Some(Rewriting { file, live, .. }) = self.rewriting.take() {
             self.rewrite_at = (2 * live + REWRITE_AT_LEAST).min(REWRITE_AT_MOST);
-            self.file = Some(file);
+            self.replaced = self.file.replace(file);
             self.retry_at = None;
         }
         Ok(())
@@ -396,7 +414,10 @@ impl Journal {
 
     /// A new file could not be written: the old one goes on, and another new one is tried later.
     fn give_up(&mut self, now: Timestamp) {
-        self.lost += self.rewriting.take().map_or(0, |new| new.alone);
+        if let Some(new) = self.rewriting.take() {
+            self.lost += new.alone;
+            self.replaced = Some(new.file);
+        }
         // It takes the space of others. If it cannot be removed, the next one does so.
         let _removed = self.directory.abandon(FILE);
         self.retry_at = Some(now + RETRY_INTERVAL);

@@ -230,13 +230,13 @@ fn a_new_file_has_what_lives_and_what_comes_meanwhile() {
     assert_eq!(saved, Some(folded(all.iter().chain([&behind]))));
 }
 
-/// All that lives, in one part.
+/// All that lives, in one part. Then the file whose place it took is given back.
 fn rewrite(journal: &mut Journal, all: &[Record]) {
-    let part = all.to_vec();
-    journal
-        .go_on(|_| Some(part), at(100))
-        .expect("there is space");
-    journal.go_on(|_| None, at(100)).expect("it is replaced");
+    let mut parts = [all.to_vec()].into_iter();
+    while journal.is_rewriting() {
+        let written = journal.go_on(|_| parts.next(), at(100));
+        written.expect("there is space");
+    }
 }
 
 /// A file into which nothing can be written.
@@ -244,6 +244,30 @@ fn full() -> Appended {
     let file = File::options().append(true).open("/dev/full");
     let file = file.expect("Linux has one");
     Appended { file, len: 100 }
+}
+
+/// The file system takes milliseconds to give back a large file at once, in which answers would wait.
+#[test]
+fn a_file_that_is_replaced_is_given_back_piece_by_piece() {
+    let dir = Dir::new("pieces");
+    let (mut journal, _) = opened(&dir);
+    let many = vec![told(1, name("www.example.com")); 10_000];
+    let written = |journal: &Journal| journal.file.as_ref().map_or(0, |file| file.len);
+    while written(&journal) <= 2 * CUT {
+        append(&mut journal, &many);
+    }
+    let replaced = File::open(dir.file()).expect("to read");
+    let mut len = written(&journal);
+    journal.begin_if_due(at(100)).expect("there is space");
+    let mut parts = [records()].into_iter();
+    while journal.is_rewriting() {
+        journal.go_on(|_| parts.next(), at(100)).expect("written");
+        let left = replaced.metadata().expect("it is open").len();
+        assert!(left >= len.saturating_sub(CUT), "{left} of {len}");
+        len = left;
+    }
+    assert!(len <= CUT);
+    assert_eq!(opened(&dir).1, Some(folded(&records())));
 }
 
 /// What comes behind records that are missing would be believed without them.
@@ -329,7 +353,7 @@ fn records_that_come_meanwhile_put_no_further_file_off() {
     journal.begin().expect("there is space");
     let rewriting = journal.rewriting.as_mut().expect("it is begun");
     rewriting.live = SIZE_MAX;
-    journal.go_on(|_| None, at(100)).expect("it is replaced");
+    rewrite(&mut journal, &live);
     assert_eq!(journal.rewrite_at, REWRITE_AT_MOST);
 }
 

@@ -18,7 +18,7 @@ use crate::{
             Entries,
             names::{Origin, Term},
         },
-        journal::{Journal, Parts, Record, Saved, SavedEntry, SavedName},
+        journal::{Journal, Parts, Place, PlaceOf, Record, Saved, SavedEntry, SavedName},
     },
     values::{ids::PortId, name::DomainName},
 };
@@ -40,6 +40,8 @@ pub(super) struct EarlierRun {
     rules: BTreeMap<Arc<str>, u64>,
     /// Until when flows that deny stay although nobody knows their names.
     denials: Option<Timestamp>,
+    /// How many ports have gone whose names were kept.
+    returned: u32,
     /// Whether the first comparison has ended. Until then, not all rules may be known, and a name that was denied stays
     /// so.
     is_over: bool,
@@ -131,6 +133,7 @@ impl EarlierRun {
             })
             .collect();
         self.names = taken;
+        self.returned += 1;
         self.awaited.insert(name, Awaited { pod, entries });
         None
     }
@@ -139,28 +142,6 @@ impl EarlierRun {
     fn forget_awaited(&mut self) -> impl Iterator<Item = Arc<str>> + use<> {
         self.names = 0;
         std::mem::take(&mut self.awaited).into_keys()
-    }
-
-    /// The records of the next of the ports that are not there.
-    fn next_part(&self, parts: &mut Parts) -> Option<Vec<Record>> {
-        let last = parts.awaited.as_deref();
-        let rest = (last.map_or(Unbounded, Excluded), Unbounded);
-        let (name, Awaited { pod, entries }) = self.awaited.range::<str, _>(rest).next()?;
-        parts.awaited = Some(Arc::clone(name));
-        let number = PortId(u32::MAX - parts.awaited_count);
-        parts.awaited_count += 1;
-        let (name, pod) = (Arc::clone(name), pod.clone());
-        let mut records = vec![Record::Port { number, name, pod }];
-        for entry in entries {
-            let names = entry.names.iter();
-            records.extend(names.map(|saved| Record::Name {
-                port: number,
-                address: entry.address,
-                name: saved.name.clone(),
-                term: saved.term(self.loaded_at),
-            }));
-        }
-        Some(records)
     }
 }
 
@@ -266,29 +247,75 @@ impl Cache {
     /// A name whose flows are not wanted or cannot be written yet is one of them: the rules may not be known, or the
     /// switch may be away.
     pub(crate) fn next_part(&self, parts: &mut Parts) -> Option<Vec<Record>> {
+        // A port that has gone is one of the others again, maybe before the place that was reached there. All are given out
+        // anew.
+        if parts.returned != self.earlier.returned {
+            *parts = Parts {
+                returned: self.earlier.returned,
+                ..Parts::default()
+            };
+        }
         if !std::mem::replace(&mut parts.has_rules, true) {
             let denials = self.earlier.denials.map(Record::Denials);
             let rules = self.ports.journal.of_rules().into_iter();
             return Some(denials.into_iter().chain(rules).collect());
         }
-        let Some((number, port)) = self.ports.next_after(parts.port) else {
-            return self.earlier.next_part(parts);
+        let mut records = Vec::new();
+        let mut place = match parts.place.take() {
+            Some(place) => place,
+            None => self.next_place(parts, &mut records)?,
         };
-        parts.port = Some(number);
-        let Some(Came { name, pod }) = self.earlier.came.get(&number) else {
-            return Some(Vec::new());
+        let has_more = match place.of.clone() {
+            PlaceOf::Port(number) => {
+                let entries = &self.ports.get(number).entries;
+                let at = |index| {
+                    let (address, entry) = entries.at(index)?;
+                    let names = entry.names.iter();
+                    Some((address, names.map(|(name, term)| (name, term.into()))))
+                };
+                place.go_on(number, entries.len(), at, &mut records)
+            }
+            PlaceOf::Awaited(name, number) => {
+                let awaited = self.earlier.awaited.get(&name);
+                let entries = awaited.map_or(&[][..], |awaited| &awaited.entries);
+                let at = |index| {
+                    let entry: &SavedEntry = entries.get(index)?;
+                    let names = entry.names.iter();
+                    let term = |saved: &SavedName| saved.term(self.earlier.loaded_at);
+                    Some((
+                        entry.address,
+                        names.map(move |saved| (&saved.name, term(saved))),
+                    ))
+                };
+                place.go_on(number, entries.len(), at, &mut records)
+            }
         };
-        let (name, pod) = (Arc::clone(name), pod.clone());
-        let mut records = vec![Record::Port { number, name, pod }];
-        for (address, entry) in port.entries.iter() {
-            let names = entry.names.iter();
-            records.extend(names.map(|(name, term)| Record::Name {
-                port: number,
-                address,
-                name: name.clone(),
-                term: term.into(),
-            }));
-        }
+        parts.place = has_more.then_some(place);
         Some(records)
+    }
+
+    /// Begins the next port, whose record comes first.
+    fn next_place(&self, parts: &mut Parts, to: &mut Vec<Record>) -> Option<Place> {
+        if let Some((number, _)) = self.ports.next_after(parts.port) {
+            parts.port = Some(number);
+            if let Some(Came { name, pod }) = self.earlier.came.get(&number) {
+                let (name, pod) = (Arc::clone(name), pod.clone());
+                to.push(Record::Port { number, name, pod });
+            }
+            return Some(Place::before(PlaceOf::Port(number)));
+        }
+        let last = parts.awaited.as_deref();
+        let rest = (last.map_or(Unbounded, Excluded), Unbounded);
+        let (name, Awaited { pod, .. }) = self.earlier.awaited.range::<str, _>(rest).next()?;
+        parts.awaited = Some(Arc::clone(name));
+        let number = PortId(u32::MAX - parts.awaited_count);
+        parts.awaited_count += 1;
+        let (name, pod) = (Arc::clone(name), pod.clone());
+        to.push(Record::Port {
+            number,
+            name: Arc::clone(&name),
+            pod,
+        });
+        Some(Place::before(PlaceOf::Awaited(name, number)))
     }
 }

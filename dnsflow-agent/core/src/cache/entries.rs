@@ -147,6 +147,12 @@ impl Entries {
         self.by_address.get_mut(&address).map(Box::as_mut)
     }
 
+    /// An entry by its place, as long as none goes.
+    pub(super) fn at(&self, place: usize) -> Option<(IpAddr, &Entry)> {
+        let (address, entry) = self.by_address.get_index(place)?;
+        Some((*address, entry))
+    }
+
     /// All of them.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (IpAddr, &Entry)> {
         let entries = self.by_address.iter();

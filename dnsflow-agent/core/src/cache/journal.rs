@@ -4,7 +4,7 @@
 //! given out before the commands that follow from the change, and is written before they are carried out. The next
 //! agent folds the records ([`Folding`]) and so knows each name behind a flow or a mark that it finds.
 //!
-//! The records of all that lives are given out in parts, one for each port ([`Parts`]): with them a new file begins.
+//! The records of all that lives are given out in parts ([`Parts`]): with them a new file begins.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -239,12 +239,86 @@ impl Folding {
 pub struct Parts {
     /// Whether the rules were given out.
     pub(crate) has_rules: bool,
-    /// The last port that was given out, if any. A port that comes meanwhile has a greater number.
+    /// The last port that was begun, if any. A port that comes meanwhile has a greater number.
     pub(crate) port: Option<PortId>,
-    /// The last of the ports that have not come yet, if any was given out.
+    /// The last of the ports that have not come yet, if any was begun.
     pub(crate) awaited: Option<Arc<str>>,
-    /// How many of these were given out. They have numbers that no port gets.
+    /// How many of these were begun. They have numbers that no port gets.
     pub(crate) awaited_count: u32,
+    /// Where the port that was begun last goes on.
+    pub(crate) place: Option<Place>,
+    /// How many ports had become awaited ones again when the first part was given out.
+    pub(crate) returned: u32,
+}
+
+/// The records of a part at most: a turn of the hot thread writes one part.
+const PART_MAX: usize = if cfg!(test) { 3 } else { 256 };
+
+/// How far the names of a port were given out.
+///
+/// Addresses are given out from the last one to the first, and the names of an address in their order. A change meanwhile
+/// has a record of its own. One that goes leaves its place to the last one, which was given out already, and one that
+/// comes is the last one: so none is left out.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// The port.
+    pub(crate) of: PlaceOf,
+    /// Of the addresses, so many are left.
+    left: usize,
+    /// The address and the name that were given out last, if that address has further ones.
+    last: Option<(IpAddr, DomainName)>,
+}
+
+/// A port whose names are given out.
+#[derive(Clone, Debug)]
+pub(crate) enum PlaceOf {
+    /// One that is there.
+    Port(PortId),
+    /// One that is not, by its name and the number that it has here.
+    Awaited(Arc<str>, PortId),
+}
+
+impl Place {
+    /// Before the first name.
+    pub(crate) fn before(of: PlaceOf) -> Self {
+        Self {
+            of,
+            left: usize::MAX,
+            last: None,
+        }
+    }
+
+    /// Adds the next names to these records, of so many addresses, which `at` gives. Returns whether there are more.
+    pub(crate) fn go_on<'n, N: Iterator<Item = (&'n DomainName, RecordedTerm)>>(
+        &mut self,
+        port: PortId,
+        len: usize,
+        at: impl Fn(usize) -> Option<(IpAddr, N)>,
+        to: &mut Vec<Record>,
+    ) -> bool {
+        self.left = self.left.min(len);
+        while let Some((address, names)) = self.left.checked_sub(1).and_then(&at) {
+            let last = self.last.take().filter(|(of, _)| *of == address);
+            let last = last.as_ref().map(|(_, name)| name);
+            let mut given = last;
+            for (name, term) in names.skip_while(|(name, _)| last.is_some_and(|last| *name <= last))
+            {
+                if to.len() >= PART_MAX {
+                    self.last = given.map(|name| (address, name.clone()));
+                    return true;
+                }
+                given = Some(name);
+                to.push(Record::Name {
+                    port,
+                    address,
+                    name: name.clone(),
+                    term,
+                });
+            }
+            self.left -= 1;
+        }
+        false
+    }
 }
 
 /// The records of a turn, and the facts that they are made of.

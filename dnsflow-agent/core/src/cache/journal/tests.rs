@@ -161,3 +161,38 @@ fn a_hash_is_recorded_once_the_kernel_follows_the_rules() {
     journal.keep_rules(&BTreeSet::new());
     assert_eq!(journal.take(), [rules(None)]);
 }
+
+/// The address in whose names a part ends goes, and the one that was to come next has the last place then.
+#[test]
+fn the_names_of_an_address_begin_anew_behind_one_that_has_gone() {
+    let names = ["a.test", "b.test", "c.test", "d.test"];
+    let names = names.map(|name| name.parse::<DomainName>().expect("a name"));
+    let term = RecordedTerm {
+        until: at(160),
+        deny_until: at(160),
+        is_denied: false,
+    };
+    let given = |place: &mut Place, hosts: &[u8]| {
+        let at = |index: usize| {
+            let names = names.iter().map(|name| (name, term));
+            Some(([203, 0, 113, *hosts.get(index)?].into(), names))
+        };
+        let mut records = Vec::new();
+        let has_more = place.go_on(PortId(1), hosts.len(), at, &mut records);
+        let records = records.iter().map(|record| match record {
+            Record::Name { address, name, .. } => format!("{address} {name}"),
+            other => panic!("{other:?}"),
+        });
+        (records.collect::<Vec<_>>(), has_more)
+    };
+    let of = |host: u8, names: &[&str]| -> Vec<String> {
+        let names = names.iter();
+        names
+            .map(|name| format!("203.0.113.{host} {name}.test"))
+            .collect()
+    };
+    let mut place = Place::before(PlaceOf::Port(PortId(1)));
+    assert_eq!(given(&mut place, &[1, 2]), (of(2, &["a", "b", "c"]), true));
+    assert_eq!(given(&mut place, &[1]), (of(1, &["a", "b", "c"]), true));
+    assert_eq!(given(&mut place, &[1]), (of(1, &["d"]), false));
+}

@@ -1,5 +1,6 @@
 //! What a restarted agent takes over.
 
+mod new_file;
 mod twin;
 
 use std::collections::VecDeque;
