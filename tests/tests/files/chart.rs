@@ -1053,7 +1053,8 @@ fn the_chart_needs_no_cluster_and_renders_the_same_bytes() -> Result<()> {
     let action = Regex::new(r"(?s)\{\{.*?\}\}")?;
     let text = Regex::new("\"[^\"]*\"|(?s)/\\*.*?\\*/")?;
     let mut actions = 0;
-    for file in walk(&directory("helm/dnsflow/templates"))? {
+    let files = walk(&directory("helm/dnsflow/templates"))?;
+    for file in files.into_iter().filter(|file| file.is_file()) {
         let template = fs::read_to_string(&file)?;
         for one in action.find_iter(&template) {
             let code = text.replace_all(one.as_str(), "");
