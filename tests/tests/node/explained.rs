@@ -121,7 +121,9 @@ fn what_came_in_place_of_an_address_is_told() {
             });
             asked.expect("it is sent");
         } else {
-            pod.resolve(&name).expect_err("there is no address");
+            // An alias alone is an answer, too.
+            let told = pod.resolve(&name).unwrap_or_default();
+            assert!(told.is_empty(), "{name}: {told:?}");
         }
         if matches!(behaviour, Behaviour::TcpServFail | Behaviour::TcpClosed) {
             let truncated = comes_to_be(&lab, &target, 3, "not_answered");
@@ -263,7 +265,9 @@ fn what_people_ask_is_answered_as_it_is() {
         let mut said = Said::of(&lab, target);
         wait_until("the remedy", PATIENT, || {
             said = Said::of(&lab, target);
-            Ok(said.code == Some(3) && said.first("remedy").contains(by))
+            // The rules before may still be in force.
+            let remedy = said.first("remedy");
+            Ok(said.code == Some(3) && remedy.contains("before rule 2") && remedy.contains(by))
         })
         .unwrap_or_else(|error| panic!("{target}: {error}: {:?} {}", said.code, said.explained));
         assert!(!fetches(&lab, host, BLOCKED), "{target}");
@@ -280,7 +284,7 @@ fn what_people_ask_is_answered_as_it_is() {
 
     // A Service has ports: without one, nobody knows. At another one, the rules decide.
     comes_to_be(&lab, "10.96.0.10", 4, "depends_on_port");
-    comes_to_be(&lab, "10.96.0.10:80", 3, "denied_by_rule");
+    comes_to_be(&lab, "10.96.0.10:80", 3, "address_refused");
     assert!(!fetches(&lab, "10.96.0.10", BLOCKED));
     // OVN's own addresses are no part of the cluster for a rule that denies all.
     let own = Said::of(&lab, "100.64.0.1:80");
