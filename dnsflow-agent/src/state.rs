@@ -279,7 +279,10 @@ impl Journal {
         let mut buffer = std::mem::take(&mut self.buffer);
         let mut result = Ok(());
         form::write_all(records, &mut buffer, |piece| {
-            result = std::mem::replace(&mut result, Ok(())).and(self.append_piece(piece, now));
+            let appended = self.append_piece(piece, now);
+            if result.is_ok() {
+                result = appended;
+            }
         });
         self.buffer = buffer;
         if self.file.is_none() {

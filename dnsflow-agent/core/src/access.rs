@@ -848,7 +848,7 @@ impl Access<'_> {
         self.forget_unconcerned();
         let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
         for port in ports {
-            let denied = self.cache.port(port).entries.saved_denials();
+            let denied = self.cache.port(port).entries.denied();
             self.replan_entries(port, denied, batch);
         }
     }

@@ -126,6 +126,13 @@ pub struct Question {
     pub kind: QuestionType,
 }
 
+impl Question {
+    /// Whether it is for addresses. Of a name with addresses, many clients also ask for records that it does not have.
+    pub fn is_for_addresses(&self) -> bool {
+        matches!(self.kind, QuestionType::A | QuestionType::Aaaa)
+    }
+}
+
 /// A response from which a client has no address.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Failure {
@@ -164,12 +171,6 @@ impl Failure {
             question: response.question,
             kind,
         })
-    }
-
-    /// Whether the question is for addresses. Of a name with addresses, many clients also ask for records that it does
-    /// not have.
-    pub fn is_for_addresses(&self) -> bool {
-        matches!(self.question.kind, QuestionType::A | QuestionType::Aaaa)
     }
 
     /// Whether the name is there, and has no record of the type.
@@ -464,14 +465,13 @@ impl Answer {
 
     /// Its failure, if the question is for addresses and it has none: CNAMEs alone, or nothing.
     pub fn failure(&self) -> Option<Failure> {
-        let failure = Failure {
+        let has_none = self.addresses.is_empty() && self.left_out == 0;
+        (has_none && self.question.is_for_addresses()).then(|| Failure {
             question: self.question.clone(),
             kind: FailureKind::NoData {
                 alias: self.alias.clone(),
             },
-        };
-        let has_none = self.addresses.is_empty() && self.left_out == 0;
-        (has_none && failure.is_for_addresses()).then_some(failure)
+        })
     }
 }
 

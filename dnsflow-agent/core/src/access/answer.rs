@@ -262,7 +262,7 @@ impl Access<'_> {
         for Recipient { port: id, .. } in &recipients.0 {
             let own = self.ports.get(*id).map(|port| &port.row.addresses);
             let has_own = own.is_some_and(|own| own.iter().any(|own| own.is_ipv6() == is_ipv6));
-            if failure.is_for_all_types() || failure.is_for_addresses() && has_own {
+            if failure.is_for_all_types() || failure.question.is_for_addresses() && has_own {
                 self.cache.note_failure(*id, failed.clone());
             }
         }

@@ -174,7 +174,7 @@ impl Attempts {
         };
         if empty.is_some() {
             let is_told = |failure: &Failure| {
-                matches!(failure.kind, FailureKind::Error(_)) || failure.is_for_addresses()
+                matches!(failure.kind, FailureKind::Error(_)) || failure.question.is_for_addresses()
             };
             if let Some(failure) = Failure::read(payload).filter(is_told) {
                 let key = Questioned {

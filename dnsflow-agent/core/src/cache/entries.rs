@@ -232,8 +232,8 @@ impl Entries {
         self.all_named_are_denied = undenied.all(|entry| entry.names.is_empty());
     }
 
-    /// The addresses with a denied name, of the journal or of an answer since.
-    pub(crate) fn saved_denials(&self) -> Vec<IpAddr> {
+    /// The addresses with a denied name.
+    pub(crate) fn denied(&self) -> Vec<IpAddr> {
         let denied = self.iter().filter(|(_, entry)| entry.is_denied());
         denied.map(|(address, _)| address).collect()
     }
