@@ -42,7 +42,7 @@ const UNREAD_MAX: Duration = Duration::from_secs(1);
 /// Questions that wait for the next reading; others do without it.
 const READINGS_MAX: usize = 16;
 /// The longest wait for a reading.
-const CATCH_UP_MAX: Duration = Duration::from_secs(1);
+pub const CATCH_UP_MAX: Duration = Duration::from_secs(1);
 /// Records taken from the ring buffer in one turn: 5,120 a second, as 160 pods with nothing left of their
 /// shares hand over.
 const RECORDS_PER_TURN: usize = 512;
