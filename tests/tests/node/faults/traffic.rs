@@ -472,7 +472,7 @@ impl<'a> Scene<'a> {
             Flows::Stay => Some(self.lab.watch_flows().expect("the monitor runs")),
             Flows::ComeBack | Flows::AreForgotten => None,
         };
-        let (began, over, back, [before, held_again], result) = thread::scope(|scope| {
+        let (judged_from, began, over, back, before, result) = thread::scope(|scope| {
             let _stop = Stop(&seen);
             let (with_twin, of_twin) = mpsc::channel();
             scope.spawn(|| {
@@ -491,16 +491,17 @@ impl<'a> Scene<'a> {
                 scope.spawn(move || netns.run(|| work(self, seen)).expect("traffic"));
             }
             scope.spawn(|| watch(&mut download, &seen));
-            self.wait_well(what, "before", &seen, Instant::now());
+            // Each question that is judged comes behind the account that explains it.
             let before = self.lab.account().expect("the agent tells");
+            let judged_from = Instant::now();
+            self.wait_well(what, "before", &seen, judged_from);
             let began = Instant::now();
             let result = fault();
             let over = Instant::now();
             let back = self.wait_back(what, bound.flows);
-            let held_again = self.lab.account().expect("the agent tells");
-            let well_from = back.unwrap_or(over);
+            let well_from = back.map_or(over, |back| back.at);
             self.wait_well(what, "after", &seen, well_from);
-            (began, over, back, [before, held_again], result)
+            (judged_from, began, over, back, before, result)
         });
         let absence = *lock(&self.absence);
         let deleted =
@@ -513,13 +514,15 @@ impl<'a> Scene<'a> {
         // What an agent gave back in a gap says nothing of what came after it.
         let account = Account {
             lost,
-            ..account.since(if back.is_some() { held_again } else { before })
+            ..account.since(back.map_or(before, |back| back.account))
         };
         let from = match (absence, bound.flows) {
             (Some(absence), Flows::Stay) => absence.since,
             _ => began,
         };
+        let back = back.map(|back| back.at);
         let windows = Windows {
+            judged_from,
             began,
             over,
             gap: back.map(|back| (from, back)),
@@ -583,8 +586,9 @@ impl<'a> Scene<'a> {
 
     /// Waits until answers are held again, if the agent was away or knows nothing any more, and until what the pod was
     /// told is open again, if the flows had gone. Returns when that was so, if there was anything to wait for.
-    fn wait_back(&self, what: &str, flows: Flows) -> Option<Instant> {
+    fn wait_back(&self, what: &str, flows: Flows) -> Option<Back> {
         let absence = *lock(&self.absence);
+        let mut account = Account::default();
         if absence.is_some() || flows == Flows::AreForgotten {
             let mut held_before = match absence {
                 Some(absence) if !absence.is_same => Some(0),
@@ -592,9 +596,10 @@ impl<'a> Scene<'a> {
             };
             let held = wait_until("an answer to be held", PATIENT, || {
                 // A new agent may not answer yet, and holds before it knows what to wait for.
-                let Ok(account) = self.lab.account() else {
+                let Ok(told) = self.lab.account() else {
                     return Ok(false);
                 };
+                account = told;
                 let before = *held_before.get_or_insert(account.held);
                 Ok(account.held > before && self.is_ready()?)
             });
@@ -605,6 +610,7 @@ impl<'a> Scene<'a> {
             let told = lock(&self.told).clone();
             let mut missing = BTreeSet::new();
             let open = wait_until("the flows to come back", PATIENT, || {
+                account = self.lab.account()?;
                 missing = &told - &self.open()?.into_iter().collect();
                 Ok(missing.is_empty())
             });
@@ -612,7 +618,10 @@ impl<'a> Scene<'a> {
                 panic!("{}\nafter {what}: {error:#}: {missing:?}", self.log())
             });
         }
-        (absence.is_some() || flows != Flows::Stay).then(Instant::now)
+        (absence.is_some() || flows != Flows::Stay).then(|| Back {
+            account,
+            at: Instant::now(),
+        })
     }
 
     fn is_ready(&self) -> Result<bool> {
@@ -857,8 +866,18 @@ fn resolve(name: &str) -> Result<Option<Ipv4Addr>> {
     }
 }
 
+/// The end of a gap.
+#[derive(Clone, Copy)]
+struct Back {
+    /// The agent's account of shortly before: of each later question it counts nothing yet.
+    account: Account,
+    at: Instant,
+}
+
 /// When what may be lost.
 struct Windows {
+    /// Earlier questions are not judged: the account may have counted what became of them before.
+    judged_from: Instant,
     began: Instant,
     over: Instant,
     /// From then to then, no agent holds answers, or flows are missing.
@@ -871,7 +890,7 @@ fn cost(what: &str, seen: &Seen, account: Account, windows: &Windows, flows_dele
     // What was under way when the fault began is the fault's, too.
     let of_fault = |visits: &Mutex<Vec<Visit>>| {
         let mut visits = in_order(visits);
-        visits.retain(|visit| visit.ended >= windows.began);
+        visits.retain(|visit| visit.ended >= windows.began && visit.asked >= windows.judged_from);
         visits
     };
     let [visits, of_one_name, of_twin] =
