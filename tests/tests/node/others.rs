@@ -1,5 +1,7 @@
 //! Programs of others on the veths of pods, beside a running agent.
 
+use std::time::Duration;
+
 use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
@@ -41,13 +43,14 @@ fn a_program_that_keeps_answers_away_is_overtaken_and_named() {
     agent
         .wait_event("attaching the TC programs again: answers may have been missed")
         .expect("it finds the program");
-    let fetched = lab
-        .pod("ns1_pod1")
-        .fetch("http://www.example.com/", PATIENT);
-    fetched
-        .expect("curl runs")
-        .result
-        .expect("the answer was seen");
+    // The event comes before the programs are attached.
+    let is_seen = || {
+        let fetched = lab
+            .pod("ns1_pod1")
+            .fetch("http://www.example.com/", Duration::from_secs(2));
+        Ok(fetched?.result.is_ok())
+    };
+    wait_until("an answer to be seen", PATIENT, is_seen).expect("it is seen");
 
     let again = RawProgram::returning(PASS);
     let links = put_first(&again).expect("as before");
