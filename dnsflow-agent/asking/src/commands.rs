@@ -99,10 +99,6 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> anyhow::Result<
         Err(error) if matches!(error.downcast_ref(), Some(AskError::Http(_))) => {}
         heard => heard?,
     }
-    // An EgressFirewall that was applied right before may have come meanwhile.
-    if let Ok(status) = block_on(client::get::<Status>(path, "/v1/status", &[])) {
-        learned.meet(&status);
-    }
     let is_whole = end.is_some();
     if !is_whole {
         let heard = Duration::from_secs(started.elapsed().as_secs());
@@ -123,6 +119,10 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> anyhow::Result<
         }
     } else {
         learned.take(last);
+        // An EgressFirewall that was applied right before may have come meanwhile.
+        if let Ok(status) = block_on(client::get::<Status>(path, "/v1/status", &[])) {
+            learned.meet(&status);
+        }
         learned.write(options, output).context(UNWRITTEN)?;
         if learned.heard_nothing() {
             eprintln!("{}", learned.nothing_heard());

@@ -890,11 +890,14 @@ fn cost(what: &str, seen: &Seen, account: Account, windows: &Windows, flows_dele
     // What was under way when the fault began is the fault's, too.
     let of_fault = |visits: &Mutex<Vec<Visit>>| {
         let mut visits = in_order(visits);
-        visits.retain(|visit| visit.ended >= windows.began && visit.asked >= windows.judged_from);
+        visits.retain(|visit| visit.ended >= windows.began);
         visits
     };
-    let [visits, of_one_name, of_twin] =
+    let [mut visits, mut of_one_name, of_twin] =
         [&seen.visits, &seen.of_one_name, &seen.of_twin].map(of_fault);
+    for judged in [&mut visits, &mut of_one_name] {
+        judged.retain(|visit| visit.asked >= windows.judged_from);
+    }
     let of_twin_lost: Vec<_> = of_twin
         .iter()
         .filter(|visit| visit.outcome != Outcome::First)
