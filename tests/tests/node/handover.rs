@@ -156,7 +156,7 @@ fn hand_over() {
     // Beside programs that go on, it has put none of its own anywhere.
     assert!((1..=2).contains(&rings(pinned(&dir))));
 
-    let agent = start();
+    let mut agent = start();
     let expected: BTreeSet<_> = (1..=20).map(address).collect();
     wait_until("the names in between", PATIENT, || {
         Ok(open(&lab) == expected)
@@ -166,11 +166,13 @@ fn hand_over() {
         Ok(rings(pinned(&dir)) == 1)
     })
     .expect("they are");
+    // It removes the pins first.
+    let taken_over = "took over the frames captured without an agent";
+    agent.wait_event(taken_over).expect("it says so");
     let events = agent.events().expect("it logs");
-    let taken = events.iter().find(|event| {
-        event["fields"]["message"] == "took over the frames captured without an agent"
-    });
-    let taken = &taken.expect("it says so")["fields"];
+    let mut events = events.iter().map(|event| &event["fields"]);
+    let taken = events.find(|fields| fields["message"] == taken_over);
+    let taken = taken.expect("it was there");
     let [frames, turns] = ["frames", "turns"].map(|field| taken[field].as_u64().expect("a number"));
     assert!(frames >= 20 && turns * 16 >= frames, "{frames} in {turns}");
     fetch("http://203.0.113.2/", PATIENT).expect("it is open");
