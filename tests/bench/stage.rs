@@ -329,11 +329,10 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// How many flows each further address gets, if those of the warm-up have so many.
-    pub(crate) fn flows_of_an_address(&self, of_warm_up: usize) -> usize {
+    /// How many flows each further address gets. Those of its group are there once for all addresses.
+    pub(crate) fn flows_of_an_address(&self) -> usize {
         match self.open_by {
-            OpenBy::Flows => of_warm_up / WARM_UP as usize,
-            // A mark's flows are there once for all addresses.
+            OpenBy::Flows => 1,
             OpenBy::Marks => 0,
         }
     }
@@ -439,28 +438,32 @@ fn template(lab: &Lab) -> Result<FlowTemplate> {
     let agent = lab.start_agent(&["--open-by=flows"])?;
     Asker::new(lab, RULED)?.ask(&matching(0))?;
     let to = format!("nw_dst={address}");
-    let texts = lab.wait_flows("the flow of an answer", |flows| {
-        flows.iter().any(|flow| flow.contains(&to))
+    let texts = lab.wait_flows("the flows of an answer", |flows| {
+        !Lab::of_groups_of(flows, address.into()).is_empty()
     })?;
     let keys = Client::connect(lab.socket("br-int.mgmt"))?.flows()?;
     ensure!(agent.terminate()?.success(), "the agent has failed");
-    let key = keys.first().context("a flow")?.clone();
-    // More than one where the switch is stateful; only one is met by packets that leave the
-    // cluster.
-    for text in texts.iter().filter(|flow| flow.contains(&to)) {
+    let is_to_address = |key: &&FlowKey| key.matches.ends.dst() == Some(address.into());
+    let key = keys.iter().find(is_to_address).context("a flow")?.clone();
+    let of_address = texts.iter().filter(|flow| flow.contains(&to));
+    let mut parts = of_address.flat_map(|flow| flow.split([',', ' ']));
+    let source = parts.find(|part| part.starts_with("nw_src="));
+    let source = source.context("a source")?;
+    // A flow of a group, for one address: it opens by itself, also where the flows of groups are deleted.
+    for text in Lab::of_groups_of(&texts, address.into()) {
         let (matches, actions) = text
             .split_once(" actions=")
             .context("a flow with actions")?;
         let matches: Vec<_> = matches
             .split([',', ' '])
             .filter(|part| {
-                let kept = ["cookie=", "nw_dst=", "hard_timeout="];
-                !part.is_empty() && !kept.iter().any(|key| part.starts_with(key))
+                let left_out = ["cookie=", "tun_id=", "hard_timeout="];
+                !part.is_empty() && !left_out.iter().any(|key| part.starts_with(key))
             })
             .collect();
         let template = FlowTemplate {
             key: key.clone(),
-            matches: format!("cookie={OFCTL_COOKIE},{}", matches.join(",")),
+            matches: format!("cookie={OFCTL_COOKIE},{},{source}", matches.join(",")),
             actions: actions.to_owned(),
         };
         lab.ofctl(&[

@@ -1,6 +1,7 @@
 //! The agent under test: `dnsflow agent`, in the node's namespace of a lab.
 
 use std::{
+    collections::BTreeSet,
     env,
     fs::{self, File},
     io::{Read as _, Write as _},
@@ -29,6 +30,48 @@ use crate::{
 /// The cookies of dnsflow's flows without sentinel flows, in ovs-ofctl's form: "DNSF" in the upper
 /// half. The cookies of sentinel flows, which open nothing, end with a one.
 const COOKIES: &str = "cookie=0x444e534600000000/0xffffffff00000001";
+
+/// The actions of what stands for a mark among flows, before the number of the group.
+const MARK: &str = "mark:0x";
+/// The lowest bit of `--mark-mask`, by default.
+const MARK_SHIFT: u32 = 21;
+
+/// What gives packets their tag.
+#[derive(Clone, Copy)]
+enum Given {
+    /// A flow, this tag.
+    Tag(u32),
+    /// A mark, a tag with this number of a group.
+    Number(u32),
+}
+
+impl Given {
+    fn is(self, tag: u32) -> bool {
+        match self {
+            Self::Tag(given) => tag == given,
+            Self::Number(number) => tag & 0xfff == number,
+        }
+    }
+}
+
+/// What gives packets their tag, if this is one of the flows that do, or stands for a mark.
+fn given(flow: &str) -> Option<Given> {
+    let (_, actions) = flow.split_once(" actions=")?;
+    let number = |text| u32::from_str_radix(text, 16).ok();
+    if let Some(mark) = actions.strip_prefix(MARK) {
+        return Some(Given::Number(number(mark)?));
+    }
+    let (_, rest) = actions.split_once("set_field:0x")?;
+    Some(Given::Tag(number(rest.split_once("->tun_id")?.0)?))
+}
+
+/// The tag that a flow of a group matches.
+fn tag_matched(flow: &str) -> Option<u32> {
+    let (matches, _) = flow.split_once(" actions=")?;
+    let mut fields = matches.split([',', ' ']);
+    let tag = fields.find_map(|field| field.strip_prefix("tun_id=0x"))?;
+    u32::from_str_radix(tag, 16).ok()
+}
 
 /// The environment variable that names the agent's binary.
 pub const BINARY_VARIABLE: &str = "DNSFLOW_BIN";
@@ -150,21 +193,63 @@ impl Lab {
     pub fn marked(&self, lsp: &str) -> Result<Vec<IpAddr>> {
         let ifindex = self.host_index(lsp)?;
         let marks = marks::read(&self.pins()?)?;
-        Ok(marks::of_interface(&marks, ifindex).collect())
+        let marks = marks::of_interface(&marks, ifindex);
+        Ok(marks.map(|(address, _)| address).collect())
     }
 
-    /// What lets pods reach addresses: dnsflow's flows, without their statistics, sorted. A flow that matches a mark
-    /// is there once for each address that the kernel gives the mark to, as if it matched the address.
+    /// The flows of groups among these: they do what rules say, to all packets with a tag.
+    pub fn of_groups(flows: &[String]) -> impl Iterator<Item = &String> {
+        flows.iter().filter(|flow| tag_matched(flow).is_some())
+    }
+
+    /// The flows of the groups whose tags these flows give to packets to an address. A mark gives the number of the
+    /// tag.
+    pub fn of_groups_of(flows: &[String], address: IpAddr) -> Vec<&String> {
+        let field = if address.is_ipv6() {
+            "ipv6_dst"
+        } else {
+            "nw_dst"
+        };
+        let to = format!("{field}={address} ");
+        let to_address = flows.iter().filter(|flow| flow.contains(&to));
+        let given: Vec<Given> = to_address.filter_map(|flow| given(flow)).collect();
+        let flows = flows.iter();
+        flows
+            .filter(|flow| tag_matched(flow).is_some_and(|tag| given.iter().any(|one| one.is(tag))))
+            .collect()
+    }
+
+    /// The destinations to which packets from an address get the tag of a group whose flows are there.
+    pub fn led_to(flows: &[String], source: Ipv4Addr) -> Vec<Ipv4Addr> {
+        let tags: BTreeSet<u32> = flows.iter().filter_map(|flow| tag_matched(flow)).collect();
+        let source = format!("nw_src={source},");
+        let of_source = flows.iter().filter(|flow| flow.contains(&source));
+        let leading = of_source
+            .filter(|flow| given(flow).is_some_and(|given| tags.iter().any(|tag| given.is(*tag))));
+        let words = leading.flat_map(|flow| flow.split([',', ' ']));
+        words
+            .filter_map(|word| word.strip_prefix("nw_dst=")?.parse().ok())
+            .collect()
+    }
+
+    /// What lets pods reach addresses: dnsflow's flows, without their statistics, sorted. Each mark that the kernel gives
+    /// is there, too, as a flow from the pod to the address.
     pub fn dnsflow_flows(&self) -> Result<Vec<String>> {
-        let flows = self.dnsflow_flows_as_they_are()?;
+        let mut flows = self.dnsflow_flows_as_they_are()?;
         if !is_by_marks() {
             return Ok(flows);
         }
         let marks = marks::read(&self.pins()?)?;
-        let flows = flows.into_iter();
-        let mut flows: Vec<_> = flows
-            .flat_map(|flow| marks::by_address(flow, &marks))
-            .collect();
+        for (ifindex, spec) in self.pods_at_interfaces()? {
+            for (to, bits) in marks::of_interface(&marks, ifindex) {
+                let addresses = match to {
+                    IpAddr::V4(to) => format!("nw_src={},nw_dst={to}", spec.address),
+                    IpAddr::V6(to) => format!("ipv6_src={},ipv6_dst={to}", spec.address_v6()),
+                };
+                let number = bits >> MARK_SHIFT;
+                flows.push(format!("{addresses} actions={MARK}{number:x}"));
+            }
+        }
         flows.sort();
         Ok(flows)
     }

@@ -23,10 +23,10 @@ pub(crate) fn of_packet(marks: &[Mark], from: u32, to: IpAddr) -> Option<u32> {
     Some(mark.bits)
 }
 
-/// The addresses for which packets that come from this interface get a mark.
-pub(crate) fn of_interface(marks: &[Mark], from: u32) -> impl Iterator<Item = IpAddr> {
+/// The addresses for which packets that come from this interface get a mark, and the mark.
+pub(crate) fn of_interface(marks: &[Mark], from: u32) -> impl Iterator<Item = (IpAddr, u32)> {
     let marks = marks.iter().filter(move |mark| mark.ifindex == from);
-    marks.map(|mark| mark.address)
+    marks.map(|mark| (mark.address, mark.bits))
 }
 
 /// The marks of all interfaces whose time is not over. There are none without a map.
@@ -59,80 +59,4 @@ pub(crate) fn read(pins: &Path) -> Result<Vec<Mark>> {
         }
     }
     Ok(marks)
-}
-
-/// The flow once for each address that gets its mark, with the address in the mark's place; nothing for a flow in which
-/// marks end, as it opens nothing. Any other flow as it is.
-pub(crate) fn by_address(flow: String, marks: &[Mark]) -> Vec<String> {
-    let Some((before, rest)) = flow.split_once("pkt_mark=0x") else {
-        return vec![flow];
-    };
-    if before.ends_with("priority=65535,") {
-        return Vec::new();
-    }
-    let bits = rest.split_once('/').map(|(bits, _)| bits);
-    let bits = bits.and_then(|bits| u32::from_str_radix(bits, 16).ok());
-    let rest = rest
-        .split_once(',')
-        .map(|(_, rest)| rest)
-        .and_then(|rest| rest.split_once(" actions="));
-    let (Some(bits), Some((matches, actions))) = (bits, rest) else {
-        return vec![flow];
-    };
-    // A flow to an address needs no such test.
-    let matches = matches.strip_prefix("ct_state=-dnat,").unwrap_or(matches);
-    // The first action takes the mark off.
-    let actions = match actions.split_once("->pkt_mark") {
-        Some((_, rest)) => rest.strip_prefix(',').unwrap_or("drop"),
-        None => actions,
-    };
-    // The port comes behind the addresses.
-    let (matches, port) = match matches.split_once(",tp_dst=") {
-        Some((matches, port)) => (matches, format!(",tp_dst={port}")),
-        None => (matches, String::new()),
-    };
-    let with = |address: IpAddr| {
-        let field = if address.is_ipv6() {
-            "ipv6_dst"
-        } else {
-            "nw_dst"
-        };
-        format!("{before}{matches},{field}={address}{port} actions={actions}")
-    };
-    let marks = marks.iter().filter(|mark| mark.bits == bits);
-    marks.map(|mark| with(mark.address)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Mark, by_address};
-
-    #[test]
-    fn a_flow_of_a_mark_becomes_flows_to_the_addresses_with_the_mark() {
-        let mark = |bits, address: &str| Mark {
-            ifindex: 7,
-            address: address.parse().expect("an address"),
-            bits,
-        };
-        let marks = [
-            mark(0xa1a0_0000, "203.0.113.1"),
-            mark(0x24a0_0000, "203.0.113.2"),
-            mark(0xa1a0_0000, "203.0.113.3"),
-        ];
-        let flow = "cookie=0x1, table=46, priority=11000,pkt_mark=0xa1a00000/0xffe00000,ct_state=-dnat,tcp,reg14=0x3,\
-                    nw_src=10.244.0.5,tp_dst=80 actions=set_field:0/0xffe00000->pkt_mark,resubmit(,47)";
-        let flows = by_address(flow.to_owned(), &marks);
-        let to = |last: u8| {
-            format!(
-                "cookie=0x1, table=46, priority=11000,tcp,reg14=0x3,nw_src=10.244.0.5,nw_dst=203.0.113.{last},tp_dst=80 \
-                 actions=resubmit(,47)"
-            )
-        };
-        assert_eq!(flows, [to(1), to(3)]);
-        let end = "cookie=0x1, table=50, priority=65535,pkt_mark=0xa1a00000/0xffe00000,ip,reg14=0x3,nw_src=10.244.0.5 \
-                   actions=set_field:0/0xffe00000->pkt_mark,resubmit(,50)";
-        assert!(by_address(end.to_owned(), &marks).is_empty());
-        let other = "cookie=0x1, table=46, priority=0,ip,nw_src=10.244.0.5 actions=drop".to_owned();
-        assert_eq!(by_address(other.clone(), &marks), [other]);
-    }
 }

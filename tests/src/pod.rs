@@ -570,6 +570,16 @@ impl Lab {
         )
     }
 
+    /// The pods, by the interface index of the host sides of their veths.
+    pub(crate) fn pods_at_interfaces(&self) -> Result<Vec<(u32, PodSpec)>> {
+        let names = PodRecord::names(self.base())?;
+        let pods = names.iter().map(|lsp| {
+            let PodRecord { spec, host_veth } = PodRecord::read(self, lsp)?;
+            Ok((self.node().run(|| Ok(ifindex(&host_veth)))?, spec))
+        });
+        pods.collect()
+    }
+
     /// The interface index of the host side of the pod's veth.
     pub fn host_index(&self, lsp: &str) -> Result<u32> {
         let name = self.host_veth(lsp)?;

@@ -324,11 +324,12 @@ fn blocked(lab: &Lab, pod: &str, url: &str) -> Result<((), String)> {
 
 /// dnsflow's flows and OVN's flows of the same table for the same rules.
 fn flows(lab: &Lab) -> Result<String> {
-    let ours = lab.dnsflow_flows()?;
-    let ours: Vec<_> = ours
+    let all = lab.dnsflow_flows()?;
+    let mut ours: Vec<_> = all
         .iter()
         .filter(|flow| flow.contains(POD_ANSWER))
         .collect();
+    ours.extend(Lab::of_groups_of(&all, POD_ANSWER.parse()?));
     let first = ours
         .first()
         .with_context(|| format!("no flow of dnsflow for {POD_ANSWER}"))?;

@@ -28,7 +28,7 @@ use crate::{
         UNWRITTEN, write_json, write_json_line, write_json_list, write_yaml, write_yaml_list,
     },
     page::Page,
-    print::{self, FlowRow, Row, Table},
+    print::{self, FlowRow, Printed, Row, Table},
     report::NodeReport,
     trial::{Change, Trialled},
     unused::{self, Evidence, FirewallUse},
@@ -257,7 +257,9 @@ pub fn cache_list(options: &FilterOptions, output: &mut impl Write) -> anyhow::R
 /// `dnsflow flows list`.
 pub fn flows_list(options: &FilterOptions, output: &mut impl Write) -> anyhow::Result<()> {
     let rows = (FlowRow::HEADS, |flow: &FlowRow| vec![flow.cells()]);
-    list(options, |entry| FlowRow::of(&entry), rows, output)
+    let mut printed = Printed::default();
+    let flows = |entry| FlowRow::of(&entry, &mut printed);
+    list(options, flows, rows, output)
 }
 
 /// `dnsflow observe`.
@@ -363,7 +365,7 @@ pub(crate) fn explained_exit(explained: &[Explanation], target: &str) -> Option<
 /// `rows` what people get of a value, below `heads`.
 fn list<V: Serialize>(
     options: &FilterOptions,
-    values: impl Fn(EntryView) -> Vec<V>,
+    mut values: impl FnMut(EntryView) -> Vec<V>,
     (heads, rows): (&[&str], impl Fn(&V) -> Vec<Row>),
     output: &mut impl Write,
 ) -> anyhow::Result<()> {
@@ -382,7 +384,7 @@ fn list<V: Serialize>(
         address.map(|address| ("address", address.to_string())),
     ];
     let parameters: Vec<_> = parameters.into_iter().flatten().collect();
-    let each = |mut take: &mut dyn FnMut(V) -> io::Result<()>| {
+    let mut each = |mut take: &mut dyn FnMut(V) -> io::Result<()>| {
         let each = |entry| values(entry).into_iter().try_for_each(&mut take);
         let socket = &control.socket.path;
         block_on(client::lines(socket, "/v1/cache", &parameters, each))

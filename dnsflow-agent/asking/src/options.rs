@@ -13,7 +13,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use dnsflow_common::walk::{PORTS_MAX, Ports};
 use dnsflow_core::{
     policy::refused::{DeniedNetwork, Nat64Prefix, Refusals, TooManyNetworks, parse_network},
-    values::{limits::CacheLimits, resolver::Resolver},
+    values::{flow::Tag, limits::CacheLimits, resolver::Resolver},
 };
 use dnsflow_ovsdb::Remotes;
 use ipnet::IpNet;
@@ -385,7 +385,7 @@ pub struct AgentOptions {
     )]
     pub verdict: Option<OpenBy>,
 
-    /// The bits of the packet mark that dnsflow uses; nobody else on the node may use them
+    /// The bits of the packet mark that dnsflow uses, twelve at most; nobody else on the node may use them
     #[arg(
         long,
         value_name = "MASK",
@@ -472,10 +472,17 @@ fn parse_mark_mask(text: &str) -> Result<NonZeroU32, String> {
     let mask = u32::from_str_radix(digits, 16).map_err(|error| error.to_string())?;
     let mask = NonZeroU32::new(mask).ok_or("a mask has at least one bit")?;
     let number = mask.get() >> mask.trailing_zeros();
-    match number & number.wrapping_add(1) {
-        0 => Ok(mask),
-        _ => Err("the bits of the mask are not all in one piece".to_owned()),
+    if number & number.wrapping_add(1) != 0 {
+        return Err("the bits of the mask are not all in one piece".to_owned());
     }
+    // A flow moves all bits of the mask into the number of the tag.
+    if number > Tag::NUMBER_MAX.into() {
+        let bits = mask.get().count_ones();
+        return Err(format!(
+            "a mask has at most 12 bits, as 0xfff00000 has, and this one has {bits}"
+        ));
+    }
+    Ok(mask)
 }
 
 /// The longest time that an option can name: a year.

@@ -1,6 +1,7 @@
 //! What the subcommands print for people.
 
 use std::{
+    collections::BTreeSet,
     io::{self, Write},
     iter,
     net::IpAddr,
@@ -105,9 +106,20 @@ pub(crate) struct FlowRow {
     flow: FlowView,
 }
 
+/// The flows of groups that were printed. Many addresses have the same.
+#[derive(Debug, Default)]
+pub(crate) struct Printed(BTreeSet<String>);
+
+impl Printed {
+    /// Whether a flow is printed now: one of a group is once.
+    fn is_next(&mut self, flow: &FlowView) -> bool {
+        !flow.is_of_group || self.0.insert(flow.flow.clone())
+    }
+}
+
 impl FlowRow {
-    /// The flows of an entry.
-    pub(crate) fn of(entry: &EntryView) -> Vec<Self> {
+    /// The flows of an entry, without those of its group that were printed.
+    pub(crate) fn of(entry: &EntryView, printed: &mut Printed) -> Vec<Self> {
         let names = entry.names.iter();
         let mut rules: Vec<u32> = names
             .clone()
@@ -123,7 +135,8 @@ impl FlowRow {
             rules: rules.clone(),
             flow: flow.clone(),
         };
-        entry.flows.iter().map(row).collect()
+        let flows = entry.flows.iter().filter(|flow| printed.is_next(flow));
+        flows.map(row).collect()
     }
 
     /// The heads of the cells.
@@ -135,7 +148,10 @@ impl FlowRow {
             pod(&self.namespace, &self.pod),
             self.names.join(","),
             numbers(&self.rules),
-            self.flow.packets.to_string(),
+            match self.flow.is_of_group {
+                true => format!("{} (group)", self.flow.packets),
+                false => self.flow.packets.to_string(),
+            },
             used_text(&self.flow),
             match self.flow.is_missing {
                 true => format!("{} (missing)", self.flow.flow),
@@ -555,6 +571,7 @@ pub(crate) fn explanations(
     target: &str,
     output: &mut impl Write,
 ) -> io::Result<()> {
+    let mut printed = Printed::default();
     for explanation in explained {
         let Explanation {
             port,
@@ -570,7 +587,7 @@ pub(crate) fn explanations(
             writeln!(output, "all addresses: {}", verdict_text(*verdict))?;
         }
         for address in addresses {
-            explained_address(address, output)?;
+            explained_address(address, &mut printed, output)?;
         }
         for hint in hints {
             writeln!(output, "  hint: {hint}")?;
@@ -589,7 +606,11 @@ fn verdict_text(verdict: Verdict) -> &'static str {
     }
 }
 
-fn explained_address(address: &ExplainedAddress, output: &mut impl Write) -> io::Result<()> {
+fn explained_address(
+    address: &ExplainedAddress,
+    printed: &mut Printed,
+    output: &mut impl Write,
+) -> io::Result<()> {
     let verdict = verdict_text(address.verdict);
     let to = address
         .address
@@ -649,13 +670,19 @@ fn explained_address(address: &ExplainedAddress, output: &mut impl Write) -> io:
         )?;
     }
     for flow in address.entry.iter().flat_map(|entry| &entry.flows) {
-        writeln!(
-            output,
-            "  flow {}, {} packets, used: {}",
-            flow.flow,
-            flow.packets,
-            used_text(flow)
-        )?;
+        if printed.is_next(flow) {
+            let to = match flow.is_of_group {
+                true => " to all addresses of its group",
+                false => "",
+            };
+            writeln!(
+                output,
+                "  flow {}, {} packets{to}, used: {}",
+                flow.flow,
+                flow.packets,
+                used_text(flow)
+            )?;
+        }
     }
     Ok(())
 }

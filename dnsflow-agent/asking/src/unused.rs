@@ -306,20 +306,19 @@ fn may_decide(trial: &Trial, entry: &EntryView) -> Vec<u32> {
     let told: BTreeSet<u32> = names
         .flat_map(|name| trial.matching(&name).collect::<Vec<u32>>())
         .collect();
-    // The packets that flows count are those of rules by name. By a mark, each packet to the address is seen.
-    let is_by_mark = entry.packets.is_none();
+    // Each packet to the address is seen, also one over which a rule by network decides.
     let mut rules = Vec::new();
     for (index, rule) in (0..).zip(trial.rules()) {
-        let (matches, counts) = match &rule.destination {
-            Destination::Name(_) => (told.contains(&index), true),
-            Destination::Cidr(network) => (network.contains(&entry.address), is_by_mark),
-            Destination::Nodes | Destination::Invalid(_) => (false, false),
+        let matches = match &rule.destination {
+            Destination::Name(_) => told.contains(&index),
+            Destination::Cidr(network) => network.contains(&entry.address),
+            Destination::Nodes | Destination::Invalid(_) => false,
         };
-        if matches && counts {
+        if matches {
             rules.push(index);
-        }
-        if matches && rule.ports.is_empty() {
-            break;
+            if rule.ports.is_empty() {
+                break;
+            }
         }
     }
     rules

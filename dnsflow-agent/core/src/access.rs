@@ -10,7 +10,8 @@ mod elements;
 use std::{
     cell::{LazyCell, OnceCell},
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::IpAddr,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -18,29 +19,22 @@ use ipnet::IpNet;
 use crate::{
     Timestamp,
     cache::{Cache, Claim, Entry, Learning, Resolution, Standing, Term},
-    installed::{Batch, Flows, GroupId, ReadMark, Reading},
-    io::{
-        input::{MarkChange, MarkFound},
-        output::Output,
-        report::Report,
-    },
+    installed::{Batch, Fit, Flows, Followed, Groups, Tagging, Written},
+    io::{input::MarkChange, output::Output, report::Report},
     ovn::view::TunnelKeys,
     pods::{budget::FlowBudget, ports::Ports},
     policy::{
         Mention, Policy,
-        plan::{
-            Basis, ManyNames, MatchedRules, Planned, Planner, PortFacts, Room, Space, keys_of,
-            matched_by_any,
-        },
+        plan::{Patterns, Planner, PortFacts, keys_of, matched_by_any},
         refused::{ChangedNetworks, Recheck, Refusal, Refused, RefusedAddresses},
-        rules::{ChangedName, ChangedNames, ChangedRules},
+        rules::{ChangedName, ChangedNames, ChangedRules, RuleSet, is_dry_run},
     },
     values::{
         connection::BlockedConnection,
         firewall::{Rule, RuleAction},
-        flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
+        flow::{Cookie, Ends, FlowKey, Tag, Target},
         ids::PortId,
-        limits::{Limit, NAMES_PER_ADDRESS_MAX, UNKNOWN_MAX},
+        limits::{CHANGES_UNDER_WAY_MAX, Limit},
         name::DomainName,
     },
 };
@@ -48,15 +42,26 @@ use crate::{
 pub(crate) use answer::{Asked, Outcome, ReadAnswer};
 pub(crate) use classes::Classes;
 
+/// Changes behind which the groups of a scope are in line with the rules, and the groups whose addresses have nothing to
+/// change.
+type FollowedScope = (ChangedRules, Arc<BTreeSet<Tag>>);
+
 /// The flow templates of rules, until something changes that they were made from.
 #[derive(Debug, Default)]
 pub(crate) struct Plans {
     planner: Planner,
     /// The ports by their tunnel keys. Made when first asked for.
     by_keys: Option<HashMap<TunnelKeys, PortId>>,
+    /// The scopes whose groups are in line with the rules, each with whether after all changes.
+    followed: HashMap<(u16, bool), FollowedScope>,
 }
 
 impl Plans {
+    /// A further input may change something.
+    pub(crate) fn begin(&mut self) {
+        self.followed.clear();
+    }
+
     /// Forgets the flow templates: rules, ports or the pipeline may have changed.
     pub(crate) fn forget(&mut self) {
         self.planner.forget();
@@ -93,26 +98,14 @@ pub(crate) struct Told {
 /// Who has flows in the switch.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum Holder {
-    /// An address of a port.
+    /// An address of a port: those that give its packets their tag.
     Entry(PortId, IpAddr),
-    /// A group.
-    Group(GroupId),
-}
-
-/// Flows of groups by port and mark.
-type FlowsByMark = HashMap<(PortId, u32), Vec<(FlowKey, Cookie)>>;
-
-/// What became of the marks of an earlier run.
-#[derive(Debug, Default)]
-pub(crate) struct MarksTakenOver {
-    /// How many were removed.
-    pub(crate) removed: usize,
-    /// Whether one stays beside flows that are still to be sent.
-    pub(crate) any_stays: bool,
-    /// Addresses that have no group in place of their marks.
-    without_group: Vec<(PortId, MarkFound)>,
-    /// The flows that numbers stood for.
-    flows: FlowsByMark,
+    /// The group of a tag: those that do what rules say.
+    Group(Tag),
+    /// A port: those that make tags of marks.
+    Port(PortId),
+    /// The logical switch with this key: those in which tags end.
+    Switch(u32),
 }
 
 /// Logical ports, as OVN knows them, with the addresses of their pods.
@@ -122,7 +115,10 @@ pub(crate) struct Senders(HashSet<(TunnelKeys, IpAddr)>);
 impl Senders {
     /// Whether the flow is for packets of one.
     pub(crate) fn have(&self, key: &FlowKey) -> bool {
-        keys_of(key).is_some_and(|keys| self.0.contains(&(keys, key.matches.ends.src())))
+        let src = key.matches.ends.src();
+        keys_of(key)
+            .zip(src)
+            .is_some_and(|sender| self.0.contains(&sender))
     }
 }
 
@@ -164,11 +160,11 @@ impl<'a> Access<'a> {
 type RulesByNetwork<'a> = HashMap<&'a str, Vec<(u32, IpNet, &'a Rule)>>;
 
 impl Access<'_> {
-    /// Counts and reports the plans that have not all flows of their rules.
+    /// Counts and reports the plans whose flows have no room.
     pub(crate) fn report_cut_plans(&mut self, out: &mut Output) {
-        for ((port, room), plans) in self.cache.take_cut() {
+        for (port, plans) in self.cache.take_cut() {
             out.counters.addresses_cut += plans as u64;
-            let limit = room.limit();
+            let limit = Limit::FlowsOfNamespace;
             let max = self.cache.limits().of(&limit);
             self.limit_reached(port, limit, max, out);
         }
@@ -410,7 +406,7 @@ impl Access<'_> {
         let pod = port.row.iface_id_ver.as_deref();
         let known = self.cache.open((id, port.sandbox), &port.row.iface_id, pod);
         self.learn_all(id, known, batch, out);
-        self.replan(id, batch);
+        self.replan_port(id, batch);
     }
 
     fn learn_all(
@@ -457,34 +453,43 @@ impl Access<'_> {
         }
     }
 
-    /// Plans all entries of a port again.
+    /// Plans the groups and all entries of a port again.
     pub(crate) fn replan(&mut self, port: PortId, batch: &mut Batch) {
         self.forget_classes(port, batch);
+        self.follow(port, &ChangedRules::All, batch);
         self.replan_entries(port, self.cache.addresses(port), batch);
     }
 
-    /// Plans the entries of a port again to which these rules matter, or mattered before. Returns the addresses that are
-    /// short of room: others may make room behind them.
-    #[must_use]
+    /// Plans all entries of a port again, whose rules are as they were.
+    pub(crate) fn replan_port(&mut self, port: PortId, batch: &mut Batch) {
+        self.forget_classes(port, batch);
+        self.follow(port, &ChangedRules::Of(ChangedNames::new()), batch);
+        self.replan_entries(port, self.cache.addresses(port), batch);
+    }
+
+    /// Plans the groups of a port again to which these rules matter, or mattered before, and then the entries whose
+    /// patterns may be others.
     pub(crate) fn replan_changed(
         &mut self,
         port: PortId,
         changed: &ChangedRules,
         batch: &mut Batch,
-    ) -> Vec<IpAddr> {
-        self.forget_classes(port, batch);
+    ) {
         let ChangedRules::Of(names) = changed else {
-            return self.replan_with(port, self.cache.addresses(port), None, batch);
+            return self.replan(port, batch);
         };
-        let following = self.groups_follow(port, names, batch);
+        self.forget_classes(port, batch);
+        let Some(following) = self.follow(port, changed, batch) else {
+            return self.replan_entries(port, self.cache.addresses(port), batch);
+        };
         let entries = &self.cache.port(port).entries;
         let follows = |address: IpAddr| {
             let entry = self.cache.entry(port, address);
-            entry.is_some_and(|entry| entry.follows_group(&following))
+            entry.is_some_and(|entry| entry.follows(&following))
         };
         let do_all_follow = LazyCell::new(|| {
             let mut entries = entries.iter();
-            entries.all(|(_, entry)| entry.follows_group(&following))
+            entries.all(|(_, entry)| entry.follows(&following))
         });
         // A name may have given way, and its flows are there.
         let mut addresses: BTreeSet<IpAddr> = entries.unplanned().clone();
@@ -496,118 +501,102 @@ impl Access<'_> {
                 ChangedName::Otherwise => addresses.extend(below),
             }
         }
-        self.replan_with(port, addresses, None, batch)
+        self.replan_entries(port, addresses, batch);
     }
 
-    /// Brings the flows of a port's groups in line with the rules of these names. Returns the groups whose addresses have
-    /// nothing to change where their patterns stay.
-    fn groups_follow(
+    /// Brings the flows of a port and of its groups in line with the rules. Returns the groups whose addresses have nothing to
+    /// change; `None` if all addresses of the port are to be planned anew.
+    fn follow(
         &mut self,
         port_id: PortId,
-        names: &ChangedNames,
+        changed: &ChangedRules,
         batch: &mut Batch,
-    ) -> BTreeSet<GroupId> {
-        let Some(port) = self.ports.get(port_id) else {
-            return BTreeSet::new();
-        };
+    ) -> Option<Arc<BTreeSet<Tag>>> {
+        let port = self.ports.get(port_id)?;
         let sets = self.policy.sets(&port.row);
-        let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
+        let facts = facts_to_install(
+            (self.ports, self.policy),
+            self.cache.groups(),
+            port_id,
+            &sets,
+        );
         let groups = self.cache.groups_mut();
-        let facts = facts.and_then(|facts| groups.facts(facts));
+        if sets.is_empty() || is_dry_run(&sets) {
+            groups.leave(port_id, batch);
+        }
+        let facts = facts?;
+        let Plans {
+            planner, followed, ..
+        } = &mut *self.plans;
         let before = batch.len();
-        let following = facts.map(|facts| {
-            groups.follow(facts, names, batch, |patterns| {
-                let matched = patterns.rules(facts.sets);
-                let to = match patterns.is_v6() {
-                    true => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-                    false => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-                };
-                let planner = &mut self.plans.planner;
-                planner.for_patterns(facts, to, &matched, &Space::default())
-            })
+        let mut tagging = Tagging { facts, planner };
+        let Followed {
+            scope,
+            is_anew,
+            is_stale,
+        } = groups.follow_port(&mut tagging, batch)?;
+        let changed = match is_stale {
+            true => &ChangedRules::All,
+            false => changed,
+        };
+        // The ports of a scope have the same groups.
+        let key = (scope, matches!(changed, ChangedRules::All));
+        let known = followed.get(&key);
+        let known = known.filter(|(known, _)| known == changed);
+        let following = known.map(|(_, following)| Arc::clone(following));
+        let following = following.unwrap_or_else(|| {
+            let names = match changed {
+                ChangedRules::All => None,
+                ChangedRules::Of(names) => Some(names),
+            };
+            let following = Arc::new(groups.follow(scope, tagging, names, batch));
+            followed.insert(key, (changed.clone(), Arc::clone(&following)));
+            following
         });
         if batch.adds_since(before) {
             batch.end_gap();
         }
-        following.unwrap_or_default()
-    }
-
-    /// Plans entries again that were short of room, if they have more now.
-    pub(crate) fn replan_short(
-        &mut self,
-        port: PortId,
-        mut addresses: Vec<IpAddr>,
-        batch: &mut Batch,
-    ) {
-        let now = batch.now();
-        addresses.retain(|address| self.cache.has_room_again(port, *address, now));
-        self.replan_entries(port, addresses, batch);
+        (!is_anew).then_some(following)
     }
 
     /// Plans some entries of a port again.
     fn replan_entries(
         &mut self,
-        port: PortId,
+        port_id: PortId,
         addresses: impl IntoIterator<Item = IpAddr>,
         batch: &mut Batch,
     ) {
-        self.replan_with(port, addresses, None, batch);
-    }
-
-    /// The same; the flows in `found` are in the switch already. Returns the addresses that are short of room.
-    fn replan_with(
-        &mut self,
-        port_id: PortId,
-        addresses: impl IntoIterator<Item = IpAddr>,
-        found: Option<&FoundFlows>,
-        batch: &mut Batch,
-    ) -> Vec<IpAddr> {
         let now = batch.now();
-        let mut short = Vec::new();
         let Some(port) = self.ports.get(port_id) else {
-            return short;
+            return;
         };
         let sets = self.policy.sets(&port.row);
-        let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
-        let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
+        let facts = facts_to_install(
+            (self.ports, self.policy),
+            self.cache.groups(),
+            port_id,
+            &sets,
+        );
         let released = self.released(now);
-        let policy = self.policy;
-        let version = || policy.rules_version(&port.row);
         let mut opens = false;
         for address in addresses {
             let denies = |name: &DomainName| sets.iter().any(|set| set.denies(name));
             let cache = &mut *self.cache;
             let may_end_earlier = cache.deny_names(port_id, address, denies, released);
-            if let Some(found) = found {
-                cache.note_former((port_id, address), found.keys().map(FlowKey::traffic));
-            }
-            let space = cache.space(port_id, address);
-            let Some(entry) = cache.entry_mut(port_id, address) else {
+            let Some(entry) = cache.entry(port_id, address) else {
                 continue;
             };
-            let planner = &mut self.plans.planner;
             let before = batch.len();
             let enforced = match facts {
                 Some(facts) => {
-                    let planning = Planning {
-                        address,
-                        space,
-                        version: &version,
-                        further: None,
-                        may_stay: false,
-                    };
-                    let planned = plan(planner, facts, entry, planning).unwrap_or_default();
-                    cache.enforce((port_id, address), planned, found, batch)
+                    let patterns = patterns_of(&sets, entry, address);
+                    let planner = &mut self.plans.planner;
+                    let mut tagging = Tagging { facts, planner };
+                    cache.enforce((port_id, address), patterns.as_ref(), &mut tagging, batch)
                 }
-                None => {
-                    entry.names.take_deciding();
-                    cache.withdraw((port_id, address), batch)
-                }
+                None => cache.withdraw((port_id, address), batch),
             };
-            if enforced.cut.is_some_and(|room| room < Room::Usual) {
-                short.push(address);
-            }
-            if let Some(awaited) = self.cache.awaits(port_id, address) {
+            for awaited in self.cache.awaits(port_id, address) {
                 batch.awaits(awaited);
             }
             if may_end_earlier {
@@ -623,7 +612,52 @@ impl Access<'_> {
         if opens {
             batch.end_gap();
         }
-        short
+    }
+
+    /// The flows of these groups have gone in other batches than those that they waited for.
+    pub(crate) fn go_in(&mut self, moved: Vec<(Tag, Written)>) {
+        for (tag, written) in moved {
+            self.cache.groups_mut().go_in(tag, written);
+        }
+    }
+
+    /// Gives flows to addresses with nothing but a mark that a load balancer leads to: as many as one pod may have under
+    /// way.
+    pub(crate) fn replace_marks(&mut self, batch: &mut Batch) {
+        let before = batch.len();
+        while batch.len() - before < CHANGES_UNDER_WAY_MAX
+            && let Some(key) = self.cache.take_backend()
+        {
+            self.replace_mark(key, batch);
+        }
+    }
+
+    /// At a start, flows of these give addresses their tags, and go on doing so in place of marks.
+    pub(crate) fn keep_flows<'k>(
+        &mut self,
+        flows: impl Iterator<Item = &'k FlowKey>,
+        batch: &mut Batch,
+    ) {
+        for key in flows {
+            if let Some(Holder::Entry(port, address)) = self.holder_of(key) {
+                self.replace_mark((port, address), batch);
+            }
+        }
+    }
+
+    /// Gives its tag to an address with a mark by flows.
+    fn replace_mark(&mut self, key: (PortId, IpAddr), batch: &mut Batch) {
+        let Some(port) = self.ports.get(key.0) else {
+            return;
+        };
+        let sets = self.policy.sets(&port.row);
+        if let Some(facts) =
+            facts_to_install((self.ports, self.policy), self.cache.groups(), key.0, &sets)
+        {
+            let planner = &mut self.plans.planner;
+            let mut tagging = Tagging { facts, planner };
+            self.cache.replace_mark(key, &mut tagging, batch);
+        }
     }
 
     /// Until when a name counts at least that no rule denies any more: as long as an address out of use, so that
@@ -643,18 +677,18 @@ impl Access<'_> {
                 continue;
             };
             let sets = self.policy.sets(&port.row);
-            let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
-            let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
+            let is_matched = |name: &DomainName| {
+                let mut sets = sets.iter();
+                sets.any(|set| set.matching_indices(name).next().is_some())
+            };
             for address in &addresses {
-                let planner = &mut self.plans.planner;
-                let plan_of = |name: &DomainName| Some(planner.for_names(facts?, *address, [name]));
-                self.cache.decide(port_id, *address, plan_of, batch);
+                self.cache.decide(port_id, *address, is_matched, batch);
             }
             self.replan_entries(port_id, addresses, batch);
         }
     }
 
-    /// The kernel has refused the mark of an address: the address gets flows of its own.
+    /// The kernel has refused the mark of an address: the address gets its tag by flows.
     pub(crate) fn mark_refused(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
         self.cache.mark_refused(port, address, batch);
         self.replan_entries(port, [address], batch);
@@ -682,11 +716,14 @@ impl Access<'_> {
         let Some((id, port)) = port.and_then(|id| Some((id, self.ports.get(id)?))) else {
             return false;
         };
-        let entry = self.cache.entry(id, connection.dst);
+        let own = port.row.addresses.iter();
+        let mut own = own.filter(|own| **own == connection.src);
+        let entry = own
+            .next()
+            .and_then(|_| self.cache.entry(id, connection.dst));
         let is_for = |transport| connection.is_for(std::iter::once(transport));
-        let flows = entry.and_then(|entry| self.cache.flows_of(connection.dst, entry));
-        let Some(priority) = flows.and_then(|(_, flows)| flows.deciding(connection.src, is_for))
-        else {
+        let flows = entry.and_then(|entry| self.cache.flows_of(entry));
+        let Some(priority) = flows.and_then(|(_, flows)| flows.deciding(is_for)) else {
             return false;
         };
         let sets = self.policy.sets(&port.row);
@@ -711,109 +748,152 @@ impl Access<'_> {
 
     // What the switch has.
 
-    /// The port and the address of a flow; `None` if the flow is one of a group.
-    fn entry_key(&mut self, key: &FlowKey) -> Option<(PortId, IpAddr)> {
-        let address = key.matches.ends.dst()?;
-        let port = self.plans.port_of(key, self.ports, self.policy)?;
-        Some((port, address))
-    }
-
-    /// Of these flows, those that a rule which denies would write at one of these ports, whatever the name, for an address
-    /// without a known name.
+    /// Of these flows, those that deny what nobody knows the names of, at one of these ports: those of groups that nobody
+    /// knows and that a rule which denies would write, whatever the name, and those that give packets their tags.
     pub(crate) fn denials<'k>(
         &mut self,
         ports: &BTreeSet<PortId>,
-        flows: impl Iterator<Item = (&'k FlowKey, Cookie)>,
+        flows: impl Iterator<Item = (&'k FlowKey, Cookie)> + Clone,
     ) -> HashSet<FlowKey> {
-        let denials = flows.filter(|(key, cookie)| {
-            let port_id = self.entry_key(key).and_then(|(port, address)| {
-                // Where names are known, they decide.
-                let has_names = self.cache.entry(port, address).is_some();
-                (ports.contains(&port) && !has_names).then_some(port)
-            });
-            let Some((port_id, port)) = port_id.and_then(|id| Some((id, self.ports.get(id)?)))
-            else {
-                return false;
+        let mut denying = HashSet::new();
+        let mut denials = HashSet::new();
+        for port_id in ports {
+            let Some(port) = self.ports.get(*port_id) else {
+                continue;
             };
             let sets = self.policy.sets(&port.row);
-            let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
-            let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
-            let planner = &mut self.plans.planner;
-            facts.is_some_and(|facts| planner.is_denial(facts, (key, *cookie)))
-        });
-        denials.map(|(key, _)| key.clone()).collect()
+            let Some(facts) = facts_to_install(
+                (self.ports, self.policy),
+                self.cache.groups(),
+                *port_id,
+                &sets,
+            ) else {
+                continue;
+            };
+            for (key, cookie) in flows.clone() {
+                if let Ends::Tagged { tag, .. } = key.matches.ends
+                    && !self.cache.groups().contain(tag)
+                    && key.matches.metadata == u64::from(facts.keys.datapath)
+                    && self.plans.planner.is_denial(facts, (key, cookie))
+                {
+                    denying.insert((*port_id, tag));
+                    denials.insert(key.clone());
+                }
+            }
+        }
+        for (key, cookie) in flows {
+            let Some(Holder::Entry(port, address)) = self.holder_of(key) else {
+                continue;
+            };
+            // Where names are known, they decide.
+            let has_names = self.cache.entry(port, address).is_some();
+            let tag = cookie.tag();
+            if !has_names && tag.is_some_and(|tag| denying.contains(&(port, tag))) {
+                denials.insert(key.clone());
+            }
+        }
+        denials
     }
 
     /// Who has the flows that a flow would be one of.
     pub(crate) fn holder_of(&mut self, key: &FlowKey) -> Option<Holder> {
         match key.matches.ends {
-            Ends::Group { mark, .. } => {
-                let id = self.cache.groups().of_mark(mark)?;
-                Some(Holder::Group(id))
+            Ends::Addresses(addresses) => {
+                let port = self.plans.port_of(key, self.ports, self.policy)?;
+                Some(Holder::Entry(port, addresses.dst()))
             }
-            Ends::Addresses(_) => {
-                let (port, address) = self.entry_key(key)?;
-                Some(Holder::Entry(port, address))
+            Ends::Tagged { tag, .. } => {
+                let is_one = self.cache.groups().contain(tag);
+                is_one.then_some(Holder::Group(tag))
+            }
+            Ends::Untranslated => {
+                let port = self.plans.port_of(key, self.ports, self.policy)?;
+                Some(Holder::Port(port))
+            }
+            Ends::AnyTag | Ends::Marked { .. } => {
+                let datapath = u32::try_from(key.matches.metadata).ok()?;
+                Some(Holder::Switch(datapath))
             }
         }
     }
 
-    /// Whether the address of a flow of an earlier run waits for a mark by which packets get the same actions. The flow
-    /// itself may end marks.
-    pub(crate) fn awaits_mark(&mut self, key: &FlowKey, cookie: Cookie) -> bool {
-        let Some((port, address)) = self.entry_key(key) else {
-            return false;
+    /// Who has the flows in place of one that nobody has: of one that makes tags of marks, those of the port's addresses.
+    /// The group of an address comes before the address.
+    pub(crate) fn replacing(&mut self, key: &FlowKey) -> Vec<Holder> {
+        let addresses = match self.holder_of(key) {
+            Some(Holder::Port(port)) => {
+                let addresses = self.cache.addresses(port).into_iter();
+                addresses.map(|address| (port, address)).collect()
+            }
+            Some(Holder::Entry(port, address)) => vec![(port, address)],
+            holder => return holder.into_iter().collect(),
         };
-        let groups = self.cache.groups();
-        let entry = self.cache.entry(port, address);
-        let body = entry.and_then(|entry| entry.installed.awaited(key, groups));
-        body.is_some_and(|body| {
-            body.cookie == cookie || self.plans.planner.cookie_without_mark(body) == cookie
-        })
-    }
-
-    /// Whether this is a flow of a group of an earlier run, with whose number packets are still marked.
-    pub(crate) fn is_of_former(&self, key: &FlowKey) -> bool {
-        let groups = self.cache.groups();
-        matches!(key.matches.ends, Ends::Group { mark, .. } if groups.is_former(mark.value()))
+        let holders = addresses.into_iter().flat_map(|(port, address)| {
+            let entry = self.cache.entry(port, address);
+            let tag = entry.and_then(|entry| entry.installed.tag());
+            let group = tag.map(Holder::Group);
+            group.into_iter().chain([Holder::Entry(port, address)])
+        });
+        holders.collect()
     }
 
     /// The flows of a holder, and their target.
     pub(crate) fn flows(&mut self, holder: Holder) -> Option<(Target, &mut Flows)> {
+        if let Holder::Entry(port, address) = holder {
+            let entry = self.cache.entry_mut(port, address)?;
+            return Some((address.into(), entry.installed.own_mut()?));
+        }
+        let groups = self.cache.groups_mut();
         match holder {
-            Holder::Entry(port, address) => {
-                let entry = self.cache.entry_mut(port, address)?;
-                Some((address.into(), entry.installed.own_mut()?))
-            }
-            Holder::Group(id) => {
-                let target = self.cache.groups().target(id)?;
-                Some((target, self.cache.groups_mut().flows_mut(id)?))
-            }
+            Holder::Group(tag) => Some((Target::Tag(tag), groups.flows_mut(tag)?)),
+            Holder::Port(port) => Some((Target::Whole, groups.flows_of_port_mut(port)?)),
+            Holder::Switch(datapath) => Some((Target::Whole, groups.ends_mut(datapath)?)),
+            Holder::Entry(..) => None,
         }
     }
 
     /// Some of the flows of a holder are missing in the switch.
     pub(crate) fn lost(&mut self, holder: Holder) {
-        if let Holder::Group(id) = holder {
-            self.cache.groups_mut().lost(id);
+        match holder {
+            Holder::Group(tag) => self.cache.groups_mut().lost(tag),
+            Holder::Port(port) => self.cache.groups_mut().lost_at(port),
+            Holder::Entry(..) | Holder::Switch(_) => {}
         }
     }
 
-    /// The switch has a flow whose removal waits. If it is one of a group, the number rests on.
-    pub(crate) fn ends(&mut self, key: &FlowKey, now: Timestamp) {
-        if let Ends::Group { mark, .. } = key.matches.ends {
-            self.cache.groups_mut().ends(mark, now);
+    /// These flows of nobody deny addresses, and stay.
+    pub(crate) fn denials_stay<'k>(&mut self, flows: impl IntoIterator<Item = &'k FlowKey>) {
+        let holders = flows.into_iter().filter_map(|key| self.holder_of(key));
+        let addresses = holders.filter_map(|holder| match holder {
+            Holder::Entry(port, address) => Some((port, address)),
+            Holder::Group(_) | Holder::Port(_) | Holder::Switch(_) => None,
+        });
+        let addresses = addresses.collect();
+        self.cache.groups_mut().denials_stay(addresses);
+    }
+
+    /// The switch has a flow whose removal waits, or that nobody has. Its tag rests on.
+    pub(crate) fn ends(&mut self, key: &FlowKey, cookie: Cookie, now: Timestamp) {
+        let tag = match key.matches.ends {
+            Ends::Tagged { tag, .. } => Some(tag),
+            _ => cookie.tag(),
+        };
+        if let Some(tag) = tag {
+            self.cache.groups_mut().rest(tag, now);
         }
     }
 
     /// Everybody who has flows.
     pub(crate) fn holders(&mut self) -> Vec<Holder> {
-        let groups = self.cache.groups().ids().into_iter().map(Holder::Group);
+        let (tags, ports, switches) = self.cache.groups().holders();
         let entries = self.cache.entries_mut();
-        let entries = entries
-            .filter(|(.., entry)| entry.installed.own().is_some_and(|flows| !flows.is_empty()));
+        let entries = entries.filter(|(.., entry)| entry.installed.own().is_some());
         let entries = entries.map(|(port, address, _)| Holder::Entry(port, address));
-        entries.chain(groups).collect()
+        // Those that tags lead to first: they are restored in this order.
+        let groups = tags.into_iter().map(Holder::Group);
+        let ports = ports.into_iter().map(Holder::Port);
+        let switches = switches.into_iter().map(Holder::Switch);
+        groups.chain(ports).chain(switches).chain(entries).collect()
     }
 
     /// Counters were read ([`Cache::counters_read`]).
@@ -842,178 +922,23 @@ impl Access<'_> {
         }
     }
 
-    /// The first comparison has ended: from now on the rules alone say which names of the earlier run are denied.
+    /// The first comparison has ended: from now on the rules alone say which names of the earlier run are denied, and it is
+    /// known which tags are taken.
     pub(crate) fn start_is_over(&mut self, batch: &mut Batch) {
         self.cache.start_is_over();
         self.forget_unconcerned();
         let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
         for port in ports {
-            let denied = self.cache.port(port).entries.denied();
-            self.replan_entries(port, denied, batch);
-        }
-    }
-
-    /// The first comparison has ended, and tells which flows there are. Until now it was not known what is open. An
-    /// address that is short of room has the flows that were found, or those that its mark stood for if it has no group
-    /// now, and gets no others in their place. Adds the flows that nobody wants to `unknown`, as far as one comparison
-    /// removes them, and returns whether that is all.
-    pub(crate) fn keep_found(
-        &mut self,
-        (found, of_marks): (BTreeMap<(PortId, IpAddr), FoundFlows>, MarksTakenOver),
-        comparison: u32,
-        unknown: &mut HashMap<FlowKey, InstalledFlow>,
-        batch: &mut Batch,
-    ) -> bool {
-        // First all that is open: the flows of the node are then those that there are, and more.
-        for (key, flows) in &found {
-            let former = flows.keys().map(FlowKey::traffic);
-            self.cache.note_former(*key, former);
-        }
-        let mut kept = HashSet::new();
-        for ((port, address), flows) in &found {
-            if self.cache.is_short(*port, *address) {
-                self.cache.forget_untold(*port, *address, batch);
-                self.cache.forget_unseen(*port, *address, comparison);
-                self.replan_with(*port, [*address], Some(flows), batch);
-                kept.insert((*port, *address));
-            } else {
-                self.cache.forget_former_without_mark((*port, *address));
-            }
-        }
-        let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
-        for port in ports {
-            for address in self.cache.addresses(port) {
-                if !kept.contains(&(port, address))
-                    && self.cache.forget_unseen(port, address, comparison)
-                {
-                    self.replan_with(port, [address], found.get(&(port, address)), batch);
-                }
-            }
-        }
-        for (port, mark) in of_marks.without_group {
-            let key = (port, mark.address);
-            if let Some(flows) = of_marks.flows.get(&(port, mark.mark))
-                && !found.contains_key(&key)
-                && self.cache.is_short(port, mark.address)
-            {
-                let former = flows.iter().map(|(key, _)| key.traffic());
-                self.cache.note_former_of_mark(key, former.collect());
-                self.replan_with(port, [mark.address], None, batch);
-            }
-        }
-        let mut are_all_taken = true;
-        for ((port, address), flows) in found {
-            let entry = self.cache.entry_mut(port, address);
-            let mut own = entry.and_then(|entry| entry.installed.own_mut());
-            for (key, cookie) in flows {
-                match own.as_mut().filter(|own| own.has(&key, cookie)) {
-                    Some(own) => own.seen(&key, comparison),
-                    None if unknown.len() < UNKNOWN_MAX => {
-                        let flow = InstalledFlow {
-                            key: key.clone(),
-                            cookie,
-                            packets: 0,
-                            hard_timeout_s: 0,
-                        };
-                        unknown.insert(key, flow);
-                    }
-                    None => are_all_taken = false,
-                }
-            }
-        }
-        are_all_taken
-    }
-
-    /// At a start, addresses that a load balancer leads to keep the marks of the earlier run: they get flows of their
-    /// own as in a run ([`Cache::compared`]), some at a time. The other marks stay in `marks`.
-    pub(crate) fn keep_marks(
-        &mut self,
-        marks: &mut Vec<(PortId, MarkFound)>,
-        reading: Reading,
-        batch: &mut Batch,
-    ) {
-        let given_up: HashSet<(PortId, IpAddr)> = marks
-            .iter()
-            .map(|(port, found)| (*port, found.address))
-            .filter(|(port, address)| self.cache.give_up_unsent(*port, *address))
-            .collect();
-        let ports: BTreeSet<PortId> = given_up.iter().map(|(port, _)| *port).collect();
-        // The flows that are given up have left room to others.
-        for port in ports {
-            self.replan(port, batch);
-        }
-        marks.retain(|(port, found)| {
-            if !given_up.contains(&(*port, found.address)) {
-                return true;
-            }
-            self.cache.note_backend(*port, found.address);
-            let read = self.cache.mark_found(*port, found, reading, batch);
-            read != Some(ReadMark::Right)
-        });
-    }
-
-    /// Goes on with the marks of an earlier run at addresses that are known. Removes all others from the kernel, but for
-    /// those of addresses that were told again meanwhile, or whose groups are not in force ([`Cache::end_former`]). The
-    /// flows of former numbers may be in `found`.
-    pub(crate) fn take_over_marks(
-        &mut self,
-        marks: Vec<(PortId, MarkFound)>,
-        found: &HashMap<FlowKey, InstalledFlow>,
-        comparison: u32,
-        batch: &mut Batch,
-    ) -> MarksTakenOver {
-        let mut result = MarksTakenOver::default();
-        if marks.is_empty() {
-            return result;
-        }
-        // What a number stood for: flows that nobody has now, and those of the group that has the number again.
-        let shown = found.iter().map(|(key, flow)| (key.clone(), flow.cookie));
-        let shown = shown.chain(self.cache.groups().shown(comparison)).collect();
-        result.flows = self.by_mark(shown);
-        for (port, mark) in marks {
-            let MarkFound {
-                ifindex, address, ..
-            } = mark;
-            self.check_address(port, address);
-            self.replan_entries(port, [address], batch);
-            let entry = self.cache.entry(port, address);
-            match entry.map(|entry| entry.installed.group()) {
-                // The kernel has a mark, and refuses no other one in its place.
-                Some(Some(_)) => self.cache.note_former((port, address), []),
-                Some(None) => result.without_group.push((port, mark)),
-                None => {}
-            }
-            let entry = self.cache.entry(port, address).filter(|entry| {
-                let opens = entry.installed.group().is_some() || entry.installed.is_unsent();
-                opens && !entry.needs_flows()
+            let entries = &self.cache.port(port).entries;
+            let mut anew: BTreeSet<IpAddr> = entries.denied().into_iter().collect();
+            let waiting = entries.iter();
+            // One whose time is over gets no further one.
+            let waiting = waiting.filter(|(_, entry)| {
+                entry.fit == Fit::Provisional && entry.ends_at() > batch.now()
             });
-            let Some(entry) = entry else {
-                batch.mark(MarkChange::Remove { ifindex, address });
-                result.removed += 1;
-                continue;
-            };
-            let has_flows = entry.installed.is_unsent();
-            let is_removed = self.cache.end_former(port, &mark, comparison, batch);
-            result.removed += usize::from(is_removed);
-            result.any_stays |= has_flows && !is_removed;
+            anew.extend(waiting.map(|(address, _)| address));
+            self.replan_entries(port, anew, batch);
         }
-        result
-    }
-
-    /// Flows of groups by port and mark, without those in which marks end.
-    fn by_mark(&mut self, flows: Vec<(FlowKey, Cookie)>) -> FlowsByMark {
-        let marks_end = self.policy.marks_end().flatten();
-        let mut by_mark = FlowsByMark::new();
-        for (key, cookie) in flows {
-            if let Ends::Group { mark, .. } = key.matches.ends
-                && marks_end != Some(key.table)
-                && let Some(port) = self.plans.port_of(&key, self.ports, self.policy)
-            {
-                let of_mark = by_mark.entry((port, mark.value())).or_default();
-                of_mark.push((key, cookie));
-            }
-        }
-        by_mark
     }
 }
 
@@ -1027,9 +952,6 @@ enum AddressChange {
     /// A load balancer has it in front, and had not before.
     Front,
 }
-
-/// Flows that were found in the switch, with their cookies.
-pub(crate) type FoundFlows = BTreeMap<FlowKey, Cookie>;
 
 /// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.
 fn whose(ports: &Ports, policy: &Policy, port: PortId) -> Option<(String, String)> {
@@ -1068,60 +990,20 @@ fn standing(
     Standing { claim, alike }
 }
 
-/// An address that is planned.
-struct Planning<'a> {
-    address: IpAddr,
-    space: Space,
-    /// Gives another number when the rules for the port may be others.
-    version: &'a dyn Fn() -> u64,
-    /// The rules of the name that has come since the last plan, if one has.
-    further: Option<&'a MatchedRules>,
-    /// Whether nothing else has changed since then.
-    may_stay: bool,
+/// The facts from which flows of a port are planned; `None` if it is not known yet where to write them, or whether its
+/// packets are marked, and in a dry run.
+fn facts_to_install<'a>(
+    (ports, policy): (&'a Ports, &'a Policy),
+    groups: &Groups,
+    port: PortId,
+    sets: &'a [&'a RuleSet],
+) -> Option<PortFacts<'a>> {
+    let facts = policy.facts_to_install(port, &ports.get(port)?.row, sets)?;
+    groups.knows(port).then_some(facts)
 }
 
-/// The flows that follow from names and rules; `None` if they stay.
-fn plan(
-    planner: &mut Planner,
-    facts: PortFacts<'_>,
-    entry: &mut Entry,
-    planning: Planning<'_>,
-) -> Option<Planned> {
-    let Planning {
-        address,
-        space,
-        version,
-        further,
-        may_stay,
-    } = planning;
-    if entry.names.len() > NAMES_PER_ADDRESS_MAX {
-        let known = entry.names.take_deciding();
-        let is_denied = entry.is_denied();
-        let many = ManyNames {
-            names: entry.names.keys(),
-            basis: Basis {
-                version: version(),
-                denials_only: entry.is_refused,
-                is_denied,
-            },
-            space,
-            known,
-            further: further.map(|rules| &rules[..]),
-            // An address without a denied name may get a mark in place of its flows.
-            may_stay: may_stay && is_denied,
-        };
-        let (planned, deciding) = planner.for_many(facts, address, many);
-        entry.names.set_deciding(deciding);
-        return planned;
-    }
-    let denies = |rule: &(usize, usize)| {
-        let (set, rule) = *rule;
-        facts.sets[set].rules()[rule].action == RuleAction::Deny
-    };
-    let mut matched = matched_by_any(facts.sets, entry.names.keys());
-    if !entry.is_refused {
-        return Some(planner.for_patterns(facts, address, &matched, &space));
-    }
-    matched.retain(|rule| !entry.is_refused || denies(rule));
-    Some(planner.for_rules(facts, address, &matched, &space))
+/// The patterns of an entry's names; `None` if no rule matches one.
+fn patterns_of(sets: &[&RuleSet], entry: &Entry, address: IpAddr) -> Option<Patterns> {
+    let matched = matched_by_any(sets, entry.names.keys());
+    Patterns::of(sets, (address.is_ipv6(), entry.is_refused), &matched)
 }

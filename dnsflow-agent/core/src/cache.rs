@@ -39,8 +39,8 @@ use crate::{
         ports::{CachedPort, CachedPorts, Key},
     },
     installed::{Batch, Groups},
-    io::{input::BatchId, output::Output},
-    policy::{plan::Room, refused::Translation},
+    io::output::Output,
+    policy::refused::Translation,
     values::{
         ids::{PortId, SandboxId},
         limits::{CacheLimits, Limit, UNKNOWN_DEFERRED_MAX},
@@ -54,7 +54,6 @@ pub(crate) use entries::{
     Entry,
     names::{Claim, Standing, Term},
 };
-pub(crate) use marks::Missing;
 
 /// The DNS answers to all pods.
 #[derive(Debug)]
@@ -63,21 +62,15 @@ pub(crate) struct Cache {
     ports: CachedPorts,
     /// When entries are looked at again.
     due: Due,
-    /// With groups, the addresses that a load balancer leads to.
+    /// The addresses with marks that a load balancer leads to.
     backends: BTreeSet<Key>,
-    /// The addresses whose marks end when the switch has the flows that replace them.
-    ending: BTreeSet<Key>,
-    /// By batch, the addresses with flows in it that are to replace their marks.
-    unconfirmed: BTreeMap<BatchId, BTreeSet<Key>>,
     /// The ports that were told names before it was known whether a rule mentions the names, with the number of their
     /// answers that were deferred.
     mention_unknown: BTreeMap<PortId, usize>,
-    /// The addresses with former flows.
-    former: BTreeSet<Key>,
     /// The entries of an earlier run.
     earlier: EarlierRun,
-    /// How many plans were made, for each port, that have not all flows of their rules.
-    cut: BTreeMap<(PortId, Room), usize>,
+    /// How many plans were made, for each port, whose flows have no room.
+    cut: BTreeMap<PortId, usize>,
     /// The next reading of counters.
     reading: CounterReading,
     /// The groups of the entries.
@@ -132,7 +125,7 @@ pub(crate) struct Learned {
 pub(crate) type Whose<'a> = &'a dyn Fn(PortId) -> Option<(String, String)>;
 
 impl Cache {
-    /// An empty cache. `mark_mask`: the bits of the mark that say a packet's group, if addresses get groups.
+    /// An empty cache. `mark_mask`: the bits of the mark that say a packet's group, if packets are marked.
     pub(crate) fn new(
         limits: CacheLimits,
         mark_mask: Option<u32>,
@@ -143,10 +136,7 @@ impl Cache {
             ports: CachedPorts::new(translation),
             due: Due::default(),
             backends: BTreeSet::new(),
-            ending: BTreeSet::new(),
-            unconfirmed: BTreeMap::new(),
             mention_unknown: BTreeMap::new(),
-            former: BTreeSet::new(),
             earlier: EarlierRun::default(),
             cut: BTreeMap::new(),
             reading: CounterReading::default(),
@@ -187,7 +177,7 @@ impl Cache {
                 entry.installed.close(place, &mut self.groups, batch);
             }
         }
-        self.groups.closed(port);
+        self.groups.closed(port, batch);
         self.mention_unknown.remove(&port);
         self.reading.closed(port);
     }

@@ -98,7 +98,7 @@ pub struct Config {
     pub refusals: Refusals,
     /// DNS servers to trust beside those of the cluster.
     pub resolvers: BTreeSet<Resolver>,
-    /// The bits of a packet's mark that say its group; without them, each address has flows of its own.
+    /// The bits of a packet's mark that say its group; without them, each address has a flow of its own.
     pub mark_mask: Option<NonZeroU32>,
 }
 
@@ -154,7 +154,7 @@ impl Engine {
             sources: Sources::default(),
             ports: Ports::default(),
             answers: Answers::new(dns_ports, resolvers, &mut out),
-            policy: Policy::new(subdomains, dry_run, mark_mask.is_some()),
+            policy: Policy::new(subdomains, dry_run),
             told: Told {
                 cache: Cache::new(
                     cache_limits,
@@ -181,6 +181,7 @@ impl Engine {
     pub fn handle(&mut self, input: Input, now: Timestamp) {
         self.out.begin(now);
         self.end_turn(now);
+        self.told.plans.begin();
         if may_change_plans(&input) {
             self.told.plans.forget();
         }
@@ -241,7 +242,9 @@ impl Engine {
                 // Nothing of a pod that goes is left to one that comes with its logical port and its address.
                 let come = self.access().0.senders(come);
                 self.switch.end(batch, |key| come.have(key));
-                self.switch.put_off(batch, |key| !come.have(key));
+                let groups = self.told.cache.groups();
+                self.switch
+                    .put_off(batch, |key| !come.have(key) && !groups.are_of_group(key));
                 for port in gone {
                     self.switch.pod_gone(port, batch);
                 }
@@ -294,7 +297,7 @@ impl Engine {
                 if let Some(port) = self.ports.of_interface(interface)
                     && self.told.cache.groups_mut().not_attached(port)
                 {
-                    self.access().0.replan(port, batch);
+                    self.access().0.replan_port(port, batch);
                 }
             }
             Input::LogicalFlowsWatched { priorities } => {
@@ -344,8 +347,6 @@ impl Engine {
                     self.told.cache.confirmed(id, foreign, batch);
                     // Before the answers go back that wait for the marks.
                     batch.give_out_marks(&mut self.out);
-                } else {
-                    self.told.cache.not_confirmed(id);
                 }
             }
             Input::Dropping(looked) => {
@@ -488,7 +489,7 @@ impl Engine {
                 &self.sources,
                 &self.policy,
                 &self.ports,
-                self.told.cache.groups().are_on(),
+                self.told.cache.groups().are_marked(),
             )),
             self.filter.deadline(),
             self.hold.deadline(),
@@ -714,6 +715,12 @@ impl Engine {
         folding.end(now)
     }
 
+    /// The bits of a packet's mark that say its group, if packets are marked.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn mark_mask(&self) -> Option<u32> {
+        self.told.cache.groups().mask()
+    }
+
     /// How many flows should be in the switch.
     pub fn flow_count(&self) -> usize {
         self.told.cache.flow_count()
@@ -851,7 +858,7 @@ impl Engine {
         }
         let (mut access, switch, out) = self.access();
         access.take_out_refused(&mut reading, out);
-        let waiting = |src, dst| switch.waiting_between(src, dst);
+        let waiting = |ends| switch.waiting_at(ends);
         let expected = access.expected(&reading, waiting);
         let mut batch = switch.begin_openings(asker, expected, now);
         let outcome = access.apply(&reading, &mut batch, out);
@@ -866,6 +873,7 @@ impl Engine {
         };
         // Also changes that closed an address to make room, or that restored flows.
         switch.open(asker, batch, opening);
+        access.go_in(switch.take_moved());
         if !matched {
             return Some(Wait::default());
         }
@@ -886,13 +894,13 @@ impl Engine {
         if !access.may_be_opened_by_kernel(asker) {
             return;
         }
-        let in_force: Vec<_> = access.groups_in_force(reading).collect();
-        for (is_ipv6, id) in in_force {
+        let in_force: Vec<_> = access.tags_in_force(reading).collect();
+        for (is_ipv6, tag) in in_force {
             let names = self.names_at(asker);
             let class = names.and_then(|names| NameClass::of(&reading.answer.name, names, is_ipv6));
             if let Some(class) = class {
                 let Told { cache, classes, .. } = &mut self.told;
-                classes.open((asker, class), id, cache.groups(), self.out.now());
+                classes.open((asker, class), tag, cache.groups(), self.out.now());
             }
         }
         self.told.classes.give_out(&mut self.out);
@@ -983,6 +991,7 @@ impl Engine {
         }
         batch.give_out_marks(out);
         switch.open(port, batch, None);
+        access.go_in(switch.take_moved());
     }
 
     fn port_changed(&mut self, change: PortChange, batch: &mut Batch) {
@@ -1072,19 +1081,14 @@ impl Engine {
         }
         let (mut access, ..) = self.access();
         let mut gone = BTreeSet::new();
-        let mut short = Vec::new();
         for (id, changed) in concerned {
-            short.push((id, access.replan_changed(id, &changed, batch)));
+            access.replan_changed(id, &changed, batch);
             let port = access.ports.get(id);
             if port.is_some_and(|port| access.policy.tunnel_keys(&port.row).is_none()) {
                 gone.extend(access.ports.addresses(id));
             } else if changed == ChangedRules::All {
                 edited.push(id);
             }
-        }
-        // The edit may have taken more flows from one address than it has given to another before it.
-        for (id, addresses) in short {
-            access.replan_short(id, addresses, batch);
         }
         // After an edit, no flow of the former rules waits, and none of those that held for a logical port before.
         let are_edited = !edited.is_empty();
@@ -1098,8 +1102,13 @@ impl Engine {
         // Without its logical port, a pod reaches nothing. It may have another port with the same address, on another
         // network, and what the edit closes there does not wait.
         if !gone.is_empty() {
-            let is_gone =
-                |key: &FlowKey| gone.contains(&key.matches.ends.src()) && !edited.have(key);
+            let is_gone = |key: &FlowKey| {
+                key.matches
+                    .ends
+                    .src()
+                    .is_some_and(|src| gone.contains(&src))
+                    && !edited.have(key)
+            };
             self.switch.put_off(batch, is_gone);
         }
     }
@@ -1117,8 +1126,8 @@ impl Engine {
     fn finish(&mut self, changes: Option<Batch>, now: Timestamp) {
         // First of all, the kernel opens nothing more by rules that are not in force.
         let out_of_force = self.told.cache.groups_mut().take_out_of_force();
-        self.told.classes.forget_groups(&out_of_force);
-        let has_marks = self.told.cache.groups().are_on();
+        self.told.classes.out_of_force(&out_of_force);
+        let has_marks = self.told.cache.groups().are_marked();
         let refused = &mut self.told.refused;
         let addresses_wait = self.policy.waiting_addresses() > 0;
         if refused.give_out_networks((has_marks, addresses_wait), &mut self.out) {
@@ -1156,7 +1165,7 @@ impl Engine {
         if let Some(tables) = self.policy.take_changed_tables() {
             self.switch.monitor(tables, &mut self.out);
         }
-        let with_marks = self.told.cache.groups().are_on();
+        let with_marks = self.told.cache.groups().are_marked();
         if self.switch.is_comparison_due(now)
             && can_judge(&self.sources, &self.policy, &self.ports, with_marks)
         {
@@ -1216,6 +1225,8 @@ impl Engine {
     fn commit(&mut self, batch: Batch) {
         self.switch
             .commit(batch, true, self.told.plans.planner(), &mut self.out);
+        let moved = self.switch.take_moved();
+        self.access().0.go_in(moved);
     }
 
     /// The program is attached to an interface, and marks the packets of its port.
@@ -1224,7 +1235,7 @@ impl Engine {
             && self.told.cache.attached(port, ifindex, batch)
         {
             let (mut access, ..) = self.access();
-            access.replan(port, batch);
+            access.replan_port(port, batch);
         }
     }
 

@@ -1,68 +1,68 @@
-//! How the access to one address is enforced: by flows of its own, or by a group.
+//! How the access to one address is enforced: by the tag that its packets get, and by the flows of the tag's group.
 //!
-//! Each cache entry carries an [`Installed`] and does not look into it. The cache says which flow templates are
-//! wanted ([`Installed::enforce`]) and asks whether the address is in use.
+//! Each cache entry carries an [`Installed`] and does not look into it. The cache says which patterns the address has
+//! ([`Installed::enforce`]) and asks whether the address is in use.
 
 mod batch;
 mod flows;
 mod groups;
 
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use crate::{
     Timestamp,
     io::input::{BatchId, MarkChange, MarkFound},
-    policy::plan::{Plan, Planned, Room},
-    values::{
-        flow::{Cookie, FlowBody, FlowKey},
-        ids::PortId,
-        limits::COUNTERS_DELAY_MAX,
-    },
+    policy::plan::{Patterns, Plan},
+    values::{flow::Tag, ids::PortId, limits::COUNTERS_DELAY_MAX},
 };
 
 pub(crate) use batch::{Batch, Expected, Written};
 pub(crate) use flows::{Flows, Presence};
-pub(crate) use groups::{GroupId, Groups, GroupsVersion};
+pub(crate) use groups::{Fit, Followed, Groups, NotInForce, Tagging};
+use groups::{NoGroup, Taken};
 
 /// How one address is enforced in switch and kernel.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) enum Installed {
-    /// Flows to the address.
-    Flows(Flows),
-    /// The mark of the packets to the address.
+    /// Its packets get no tag.
+    #[default]
+    Untagged,
+    /// The same until the first comparison has told which tags are taken. The kernel may have a mark of the earlier run.
+    BeforeComparison(Option<Kept>),
+    /// Flows give its packets the tag.
+    ByFlows(Tagged),
+    /// The program on the pod's veth gives its packets a mark that stands for the tag.
     Marked(Marked),
-    /// The mark, until a comparison has found the flows that replace it.
-    Replaced(Box<Replaced>),
 }
 
-/// The mark of an address, and the flows that replace it.
+/// A mark of an earlier run: its end, and the tag that it stands for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept {
+    until: Timestamp,
+    told: Tag,
+}
+
+/// An address whose packets get their tag by flows.
 #[derive(Debug)]
-pub(crate) struct Replaced {
-    marked: Marked,
+pub(crate) struct Tagged {
+    tag: Tag,
     flows: Flows,
-    beside: Beside,
+    /// Whether the kernel may have a mark for the address. The flows decide before the mark. The next reading of the marks
+    /// removes it, or the flows if it stands for the tag.
+    may_be_marked: bool,
 }
 
-/// A mark beside flows.
-#[derive(Clone, Copy, Debug, Default)]
-struct Beside {
-    /// Whether the mark is by former rules: it ends when the switch has the flows, or does not take them.
-    ends: bool,
-    /// Whether the switch has the flows.
-    is_confirmed: bool,
-}
-
-/// An address with a group.
+/// An address whose packets get their tag by a mark.
 #[derive(Debug)]
 pub(crate) struct Marked {
-    group: GroupId,
+    tag: Tag,
     /// The end that the kernel was told; `None` until the flows of the group are in force.
     until: Option<Timestamp>,
-    /// The group that the kernel was told, if it was told an end.
-    told: GroupId,
-    /// When the kernel was told of the group.
+    /// The tag that the kernel was told, if it was told an end.
+    told: Tag,
+    /// When the kernel was told of the tag.
     set_at: Timestamp,
-    /// When a packet was last marked, or the kernel was first told of a group.
+    /// When a packet was last marked, or the kernel was first told of a tag.
     used_at: Timestamp,
     /// Whether a packet was marked.
     is_used: bool,
@@ -79,21 +79,15 @@ pub(crate) struct Reading {
     pub(crate) number: u32,
     /// When the reading began.
     pub(crate) since: Timestamp,
-    /// Whether marks of an earlier run still wait for their groups.
-    pub(crate) is_first: bool,
 }
 
 /// The state of a mark in the kernel, compared with its address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum ReadMark {
-    /// The mark of its group, or of the former one as long as that has flows.
+    /// That of its tag, or a former one until the flows of the group are in force.
     Right,
-    /// Not the mark of its group, which is in force.
+    /// Not that of its tag, whose flows are in force.
     Wrong,
-    /// The mark of an earlier run, with another number than its group has, which is not in force.
-    Former,
-    /// The mark of a former group, which ends. The flows of its group have not come into force.
-    Over,
 }
 
 /// How much an address is used.
@@ -108,20 +102,12 @@ pub(crate) struct Usage {
 /// The changes by [`Installed::enforce`].
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Enforced {
-    /// How many flows of the address are new.
+    /// How many flows of the address are new, or one if it has a mark that is new.
     pub(crate) added: usize,
-    /// Whether flows of the address were added or removed.
+    /// Whether the tag of its packets is another one, or comes otherwise.
     pub(crate) changed: bool,
-    /// The room by which some rules have not all of their flows, if some have not.
-    pub(crate) cut: Option<Room>,
-}
-
-/// The wanted state of an address.
-pub(crate) struct Wanted<'a> {
-    /// The flows.
-    pub(crate) planned: Planned,
-    /// Flows that are in the switch already.
-    pub(crate) found: Option<&'a BTreeMap<FlowKey, Cookie>>,
+    /// Whether it has the flows of its patterns.
+    pub(crate) fit: Fit,
 }
 
 /// Whose access is enforced, and how long the kernel may enforce it without the agent.
@@ -133,69 +119,38 @@ pub(crate) struct Place {
     pub(crate) address: IpAddr,
     /// A mark ends then.
     pub(crate) until: Timestamp,
-    /// Whether the address gets flows of its own at once, and no mark. If a rule denies a name of the address, they also
-    /// match a packet that a load balancer has sent there, whose destination was another one when it was marked. If a
-    /// load balancer has the address in front, a mark would decide over the address behind, whatever its rules.
+    /// Whether the address gets its tag by flows, and no mark. A mark says nothing about a packet that a load balancer has
+    /// sent to the address, whose destination was another one when it was marked: what a rule denies would pass. If a load
+    /// balancer has the address in front, a mark would decide over the address behind, whatever its rules.
     pub(crate) needs_flows: bool,
-    /// Whether a load balancer leads to the address: it gets flows of its own, too. If it has a mark, that stays
-    /// meanwhile ([`Installed::replace`]): without flows, nothing is open behind a load balancer.
+    /// Whether a load balancer leads to the address: it gets its tag by flows, too. If it has a mark, that stays for now
+    /// ([`Cache::compared`](crate::cache::Cache::compared)).
     pub(crate) is_backend: bool,
 }
 
-impl Default for Installed {
-    fn default() -> Self {
-        Self::Flows(Flows::default())
-    }
-}
-
 impl Installed {
-    /// Its flows and its mark.
-    fn into_parts(self) -> (Flows, Option<Marked>) {
-        match self {
-            Self::Flows(flows) => (flows, None),
-            Self::Marked(marked) => (Flows::default(), Some(marked)),
-            Self::Replaced(replaced) => (replaced.flows, Some(replaced.marked)),
-        }
-    }
-
-    fn of_parts(flows: Flows, marked: Option<Marked>, beside: Beside) -> Self {
-        match marked {
-            None => Self::Flows(flows),
-            Some(marked) if flows.is_empty() => Self::Marked(marked),
-            Some(marked) => Self::Replaced(Box::new(Replaced {
-                marked,
-                flows,
-                beside,
-            })),
-        }
-    }
-
-    fn beside(&self) -> Beside {
-        match self {
-            Self::Flows(_) | Self::Marked(_) => Beside::default(),
-            Self::Replaced(replaced) => replaced.beside,
-        }
-    }
-
     fn marked(&self) -> Option<&Marked> {
         match self {
-            Self::Flows(_) => None,
             Self::Marked(marked) => Some(marked),
-            Self::Replaced(replaced) => Some(&replaced.marked),
+            Self::Untagged | Self::BeforeComparison(_) | Self::ByFlows(_) => None,
         }
     }
 
     fn marked_mut(&mut self) -> Option<&mut Marked> {
         match self {
-            Self::Flows(_) => None,
             Self::Marked(marked) => Some(marked),
-            Self::Replaced(replaced) => Some(&mut replaced.marked),
+            Self::Untagged | Self::BeforeComparison(_) | Self::ByFlows(_) => None,
         }
     }
 
-    /// Whether nothing is open.
+    /// Whether its packets get no tag.
     pub(crate) fn is_empty(&self) -> bool {
-        self.marked().is_none() && self.len() == 0
+        self.tag().is_none()
+    }
+
+    /// Whether the address waits for the first comparison.
+    fn is_before_comparison(&self) -> bool {
+        matches!(self, Self::BeforeComparison(_))
     }
 
     /// How many flows of its own the address should have.
@@ -205,13 +160,22 @@ impl Installed {
 
     /// Whether some of the flows that let the pod reach the address must be restored.
     pub(crate) fn is_lost(&self, groups: &Groups) -> bool {
-        let of_group = self.group().and_then(|group| groups.flows(group));
+        let of_group = self.tag().and_then(|tag| groups.flows(tag));
         self.own().into_iter().chain(of_group).any(Flows::is_lost)
     }
 
-    /// The group of the address, if it has one.
-    pub(crate) fn group(&self) -> Option<GroupId> {
-        self.marked().map(|marked| marked.group)
+    /// The tag of its packets.
+    pub(crate) fn tag(&self) -> Option<Tag> {
+        match self {
+            Self::Untagged | Self::BeforeComparison(_) => None,
+            Self::ByFlows(tagged) => Some(tagged.tag),
+            Self::Marked(marked) => Some(marked.tag),
+        }
+    }
+
+    /// Whether its tag comes by a mark.
+    pub(crate) fn is_by_mark(&self) -> bool {
+        matches!(self, Self::Marked(_))
     }
 
     /// Whether the kernel marks packets to the address.
@@ -219,194 +183,240 @@ impl Installed {
         self.marked().is_some_and(|marked| marked.until.is_some())
     }
 
-    /// The flows that packets to the address meet by the mark that the kernel has.
-    pub(crate) fn of_mark<'a>(&self, groups: &'a Groups) -> Option<&'a Flows> {
-        let marked = self.marked().filter(|marked| marked.until.is_some())?;
-        groups.flows(marked.told)
-    }
-
-    /// The flow like this one, whatever the destination, of a group that the kernel is still to be told of.
-    pub(crate) fn awaited<'a>(&self, key: &FlowKey, groups: &'a Groups) -> Option<&'a FlowBody> {
-        let marked = self.marked().filter(|marked| marked.until.is_none())?;
-        groups.flows(marked.group)?.body(key)
-    }
-
-    /// The flows of its own.
+    /// The flows that give its packets the tag.
     pub(crate) fn own(&self) -> Option<&Flows> {
         match self {
-            Self::Flows(flows) => Some(flows),
-            Self::Marked(_) => None,
-            Self::Replaced(replaced) => Some(&replaced.flows),
+            Self::ByFlows(tagged) => Some(&tagged.flows),
+            Self::Untagged | Self::BeforeComparison(_) | Self::Marked(_) => None,
         }
     }
 
     /// The same, to be changed.
     pub(crate) fn own_mut(&mut self) -> Option<&mut Flows> {
         match self {
-            Self::Flows(flows) => Some(flows),
-            Self::Marked(_) => None,
-            Self::Replaced(replaced) => Some(&mut replaced.flows),
+            Self::ByFlows(tagged) => Some(&mut tagged.flows),
+            Self::Untagged | Self::BeforeComparison(_) | Self::Marked(_) => None,
         }
     }
 
-    /// How the flows of the address, or of its group, came into the switch.
-    pub(crate) fn written(&self, groups: &Groups) -> Written {
-        let written = |flows: Option<&Flows>| flows.map(|flows| flows.written).unwrap_or_default();
-        let marked = self.marked().filter(|_| !self.is_ending());
-        let Some(marked) = marked else {
-            return written(self.own());
+    /// How the flows that let the pod reach the address came into the switch: those of its group, and those that give its
+    /// packets their tag. They may be in two batches, which do not take effect in their order.
+    pub(crate) fn written(&self, port: PortId, groups: &Groups) -> [Written; 2] {
+        let of_group = |tag| match groups.is_in_force(tag) {
+            true => Written::Before,
+            false => groups
+                .flows(tag)
+                .map_or(Written::Before, |flows| flows.written),
         };
-        if groups.is_in_force(marked.group) {
-            return Written::Before;
-        }
-        match written(groups.flows(marked.group)) {
-            // The address was open before the connection was lost.
-            Written::Unsent { .. } if marked.until.is_some() => Written::Before,
-            written => written,
+        match self {
+            Self::Untagged => Default::default(),
+            Self::BeforeComparison(_) => [Written::Unsent { comparisons: 0 }, Written::Before],
+            Self::ByFlows(tagged) => match (of_group(tagged.tag), tagged.flows.written) {
+                // The address was open before the connection was lost.
+                (Written::Unsent { .. }, own @ (Written::Before | Written::In(_))) => {
+                    [Written::Before, own]
+                }
+                (of_group, own) => [of_group, own],
+            },
+            Self::Marked(marked) => {
+                if groups.is_in_force_at(port, marked.tag) {
+                    return Default::default();
+                }
+                let of_port = groups.flows_of_port(port).map(|flows| flows.written);
+                let written = [of_group(marked.tag), of_port.unwrap_or_default()];
+                let is_unsent = |one: &Written| matches!(one, Written::Unsent { .. });
+                match marked.until.is_some() && written.iter().any(is_unsent) {
+                    // The address was open before the connection was lost.
+                    true => Default::default(),
+                    false => written,
+                }
+            }
         }
     }
 
-    /// The batch with the flows of its group, if the kernel marks packets with a former one until the switch has them.
-    pub(crate) fn awaits(&self, groups: &Groups) -> Option<BatchId> {
-        match self.written(groups) {
-            Written::In(batch) if self.is_marked() => Some(batch),
-            _ => None,
-        }
+    /// The batches with the flows of its group, if the kernel marks packets with a former one until the switch has them.
+    pub(crate) fn awaits(&self, port: PortId, groups: &Groups) -> impl Iterator<Item = BatchId> {
+        let written = match self.is_marked() {
+            true => self.written(port, groups),
+            false => Default::default(),
+        };
+        written.into_iter().filter_map(|written| match written {
+            Written::In(batch) => Some(batch),
+            Written::Before | Written::Unsent { .. } => None,
+        })
     }
 
-    /// Enforces the plan for the address, and restores lost flows. The address gets the group of the plan, if there
-    /// is one and if the address needs no flows of its own. Else it gets flows of its own, as far as it has room.
+    /// Enforces the patterns for the address, `None` if no rule matches a name of it, and restores lost flows.
     pub(crate) fn enforce(
         &mut self,
-        place: Place,
-        wanted: Wanted<'_>,
+        (place, patterns): (Place, Option<&Patterns>),
+        tagging: &mut Tagging<'_>,
         groups: &mut Groups,
         batch: &mut Batch,
     ) -> Enforced {
+        let Some(patterns) = patterns else {
+            return self.withdraw(place, groups, batch);
+        };
         let now = batch.now();
-        let Wanted { planned, found } = wanted;
-        let Place {
-            port,
-            address,
-            needs_flows,
-            is_backend,
-            ..
-        } = place;
-        let has_flows = self.own().is_some_and(|flows| !flows.is_empty());
-        let (cut_of_own, cut_of_group) = (planned.cut_of_own(), planned.cut_of_group());
-        // If the kernel refused the mark, there would be no room for flows that have gone for it.
-        let is_there = has_flows || found.is_some_and(|found| !found.is_empty());
-        let may_lose = cut_of_own == cut_of_group || groups.were_refused();
-        let keeps_flows = is_there && planned.own.is_some() && may_lose;
-        // Without room, a mark opens at least what is not sent there by a load balancer: whoever makes a Service would
-        // close the address to others.
-        let has_room = planned.own.is_none();
-        let takes_flows =
-            needs_flows || (is_backend && has_room || keeps_flows) && self.marked().is_none();
-        if let Some(marked) = self.marked()
-            && !takes_flows
-            && groups.is_for(marked.group, &planned, batch)
-        {
-            groups.enforce(marked.group, &planned, batch);
-            let mut cut = cut_of_group;
-            if let Self::Replaced(replaced) = self {
-                let before = batch.len();
-                let Replaced { flows, beside, .. } = &mut **replaced;
-                flows.enforce(address.into(), planned.into_own(), found, batch);
-                beside.is_confirmed &= !batch.adds_since(before);
-                cut = cut_of_own;
+        let known = self.tag();
+        let taken = match known {
+            Some(tag) if groups.is_for(tag, patterns, tagging.facts) => {
+                groups.write(tag, batch);
+                let fit = Fit::Exact;
+                Ok(Taken { tag, fit })
             }
-            return Enforced {
-                cut,
-                ..Enforced::default()
-            };
-        }
-        let count = planned.plan.len();
-        // The kernel has room for another mark of an address that has one.
-        let is_tried = self.marked().is_some() || !groups.are_refused(now);
-        let group = match count {
-            0 => None,
-            _ if takes_flows || !is_tried => None,
-            _ => groups.take(port, &planned, batch),
+            _ => groups.take(patterns, known, tagging, batch),
         };
-        let mut beside = self.beside();
-        let (mut flows, marked) = std::mem::take(self).into_parts();
-        let (enforced, marked) = match (marked, group) {
-            // The mark comes after the flows of the group, so that its own flows would go first. The next plan
-            // finds the group in force.
-            (None, Some(group)) if has_flows && !groups.is_in_force(group) => {
-                groups.release(group, address, now);
-                let wanted = planned.into_own();
-                let enforced = flows.enforce(address.into(), wanted, found, batch);
-                (enforced, None)
-            }
-            (None, None) => {
-                let wanted = planned.into_own();
-                let enforced = flows.enforce(address.into(), wanted, found, batch);
-                (enforced, None)
-            }
-            (None, Some(group)) => {
-                flows.enforce(address.into(), Plan::new(), None, batch);
-                let mut marked = Marked::new(group, now);
-                marked.set(place, groups, batch);
-                (Enforced::by_mark(count), Some(marked))
-            }
-            (Some(mut marked), Some(group)) => {
-                beside.ends = false;
-                let before = std::mem::replace(&mut marked.group, group);
-                groups.release(before, address, now);
-                marked.set(place, groups, batch);
-                if has_flows {
-                    let wanted = planned.into_own();
-                    let before = batch.len();
-                    flows.enforce(address.into(), wanted, found, batch);
-                    beside.is_confirmed &= !batch.adds_since(before);
-                }
-                (Enforced::by_mark(count), Some(marked))
-            }
-            (Some(marked), None) => {
-                let wanted = planned.into_own();
-                let before = batch.len();
-                let enforced = flows.enforce(address.into(), wanted, found, batch);
-                let enforced = Enforced {
-                    changed: true,
-                    ..enforced
+        let Taken { tag, fit } = match taken {
+            Ok(taken) => taken,
+            Err(why) => {
+                let is_before = why == NoGroup::BeforeComparison;
+                let enforced = match is_before && self.is_before_comparison() {
+                    true => Enforced::default(),
+                    false => self.withdraw(place, groups, batch),
                 };
-                // Flows that were found are there.
-                let were_there = beside.is_confirmed || !has_flows;
-                beside.is_confirmed = were_there && !batch.adds_since(before);
-                // What a rule denies closes at once, and so does a mark that decides behind a load balancer, what no rule
-                // opens, or flows that are there.
-                let is_awaited = !beside.is_confirmed && !flows.is_empty() && !needs_flows;
-                let stays = marked.until.is_some() && is_awaited;
-                beside.ends = stays;
-                if !stays {
-                    marked.remove(place, groups, batch);
+                if is_before && !self.is_before_comparison() {
+                    *self = Self::BeforeComparison(None);
                 }
-                (enforced, Some(marked).filter(|_| stays))
+                let fit = match why {
+                    NoGroup::NoFlows => Fit::Exact,
+                    NoGroup::BeforeComparison => Fit::Provisional,
+                    NoGroup::NoRoom => Fit::Cut,
+                };
+                return Enforced { fit, ..enforced };
             }
         };
-        *self = Self::of_parts(flows, marked, beside);
-        let cut = match self {
-            Self::Marked(_) => cut_of_group,
-            Self::Flows(_) | Self::Replaced(_) => cut_of_own,
+        if let Some(known) = known.filter(|known| *known != tag) {
+            groups.release(known, (place.port, place.address), now);
+        }
+        let may_be_marked =
+            groups.is_clean(place.port) && groups.mark(tag).is_some() && !place.needs_flows;
+        if may_be_marked {
+            groups.write_port(place.port, batch);
+        }
+        let enforced = match self {
+            Self::Marked(marked) if may_be_marked => {
+                let changed = marked.tag != tag;
+                if changed {
+                    // In another scope, the mark stands for another group.
+                    if marked.told.scope() != tag.scope() && marked.until.take().is_some() {
+                        remove_mark(place, groups, batch);
+                    }
+                    marked.tag = tag;
+                    marked.set(place, groups, batch);
+                }
+                Enforced {
+                    added: usize::from(changed),
+                    changed,
+                    fit,
+                }
+            }
+            Self::Untagged | Self::BeforeComparison(_)
+                if may_be_marked
+                    && !place.is_backend
+                    && groups.are_tried((place.port, place.address), now) =>
+            {
+                let mut marked = Marked::new(tag, now);
+                if let Self::BeforeComparison(Some(kept)) = self {
+                    match kept.told.scope() == tag.scope() {
+                        true => (marked.until, marked.told) = (Some(kept.until), kept.told),
+                        false => remove_mark(place, groups, batch),
+                    }
+                }
+                marked.set(place, groups, batch);
+                *self = Self::Marked(marked);
+                Enforced {
+                    added: 1,
+                    changed: true,
+                    fit,
+                }
+            }
+            _ => self.give_flows((place, tag), tagging, groups, batch),
         };
-        Enforced { cut, ..enforced }
+        Enforced { fit, ..enforced }
+    }
+
+    /// The packets to the address get this tag by flows.
+    fn give_flows(
+        &mut self,
+        (place, tag): (Place, Tag),
+        tagging: &mut Tagging<'_>,
+        groups: &Groups,
+        batch: &mut Batch,
+    ) -> Enforced {
+        let Tagging { facts, planner } = tagging;
+        let plan: Plan = planner.of_tag(*facts, tag, (place.address.is_ipv6(), groups.mask()));
+        let (mut flows, was_marked) = match std::mem::take(self) {
+            Self::Untagged => (Flows::default(), false),
+            Self::BeforeComparison(kept) => (Flows::default(), kept.is_some()),
+            Self::ByFlows(tagged) => (tagged.flows, tagged.may_be_marked),
+            Self::Marked(marked) => (Flows::default(), marked.until.is_some()),
+        };
+        let enforced = flows.enforce(place.address.into(), plan, batch);
+        // What a rule denies closes at once, and so does what a load balancer has in front.
+        let stays = was_marked && !place.needs_flows;
+        if was_marked && !stays {
+            remove_mark(place, groups, batch);
+        }
+        *self = Self::ByFlows(Tagged {
+            tag,
+            flows,
+            may_be_marked: stays,
+        });
+        enforced
+    }
+
+    /// An address with a mark gets its tag by flows. The mark stays until the switch has them.
+    pub(crate) fn replace_mark(
+        &mut self,
+        place: Place,
+        tagging: &mut Tagging<'_>,
+        groups: &Groups,
+        batch: &mut Batch,
+    ) {
+        if let Self::Marked(Marked { tag, .. }) = *self {
+            self.give_flows((place, tag), tagging, groups, batch);
+        }
+    }
+
+    /// No packet to the address gets a tag.
+    pub(crate) fn withdraw(
+        &mut self,
+        place: Place,
+        groups: &mut Groups,
+        batch: &mut Batch,
+    ) -> Enforced {
+        let changed = !self.is_empty();
+        self.close(place, groups, batch);
+        *self = Self::Untagged;
+        Enforced {
+            changed,
+            ..Enforced::default()
+        }
     }
 
     /// Closes the address.
     pub(crate) fn close(&self, place: Place, groups: &mut Groups, batch: &mut Batch) {
-        if let Some(marked) = self.marked() {
-            marked.remove(place, groups, batch);
+        if let Some(tag) = self.tag() {
+            groups.release(tag, (place.port, place.address), batch.now());
         }
-        if let Some(flows) = self.own() {
-            flows.close(place.address.into(), batch);
+        let is_marked = match self {
+            Self::Untagged => false,
+            Self::BeforeComparison(kept) => kept.is_some(),
+            Self::ByFlows(tagged) => {
+                tagged.flows.close(place.address.into(), batch);
+                tagged.may_be_marked
+            }
+            Self::Marked(marked) => marked.until.is_some(),
+        };
+        if is_marked {
+            remove_mark(place, groups, batch);
         }
     }
 
     // Marks.
 
-    /// Tells the kernel of the group, whose flows are in force, or of another interface.
+    /// Tells the kernel of the tag, whose flows are in force, or of another interface.
     pub(crate) fn mark(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
         if let Some(marked) = self.marked_mut() {
             marked.set(place, groups, batch);
@@ -414,7 +424,7 @@ impl Installed {
     }
 
     /// Tells the kernel a later end, if the end that it knows comes before `needed`, or if it knows none and the
-    /// group's flows are in force.
+    /// flows are in force.
     pub(crate) fn prolong(
         &mut self,
         place: Place,
@@ -425,126 +435,96 @@ impl Installed {
         if let Some(marked) = self.marked_mut()
             && match marked.until {
                 Some(until) => until < needed,
-                None => groups.is_in_force(marked.group),
+                None => groups.is_in_force_at(place.port, marked.tag),
             }
         {
             marked.set(place, groups, batch);
         }
     }
 
-    /// Takes the mark from the address.
-    pub(crate) fn unmark(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
-        let (flows, marked) = std::mem::take(self).into_parts();
-        if let Some(marked) = marked {
-            marked.remove(place, groups, batch);
+    /// The kernel has not taken the mark.
+    pub(crate) fn mark_refused(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
+        if self.is_by_mark() {
+            self.withdraw(place, groups, batch);
         }
-        *self = Self::Flows(flows);
     }
 
-    /// Whether the address has nothing but a mark.
-    pub(crate) fn is_by_mark_alone(&self) -> bool {
-        matches!(self, Self::Marked(_))
-    }
-
-    /// Whether the address has nothing but a mark that the kernel is still to be told of.
-    pub(crate) fn is_untold(&self) -> bool {
-        matches!(self, Self::Marked(marked) if marked.until.is_none())
-    }
-
-    /// Whether the address has nothing but flows that were not sent to the switch.
-    pub(crate) fn is_unsent(&self) -> bool {
-        matches!(self, Self::Flows(flows) if matches!(flows.written, Written::Unsent { .. }))
-    }
-
-    /// Gives the address flows of its own beside its mark, if it has one. The mark stays until
-    /// [`Installed::compared`].
-    pub(crate) fn replace(&mut self, place: Place, groups: &Groups, batch: &mut Batch) {
-        let (mut flows, marked) = std::mem::take(self).into_parts();
-        if let Some(marked) = &marked {
-            let planned = Planned {
-                plan: groups.plan(marked.group),
-                ..Planned::default()
-            };
-            flows.enforce(place.address.into(), planned.into_own(), None, batch);
-        }
-        *self = Self::of_parts(flows, marked, Beside::default());
-    }
-
-    /// Removes a mark that is replaced, once this comparison has found all flows that replace it. Returns whether it
-    /// has.
-    pub(crate) fn compared(
-        &mut self,
-        place: Place,
-        comparison: u32,
-        groups: &mut Groups,
-        batch: &mut Batch,
-    ) -> bool {
-        let is_over = match self {
-            Self::Flows(_) | Self::Marked(_) => false,
-            Self::Replaced(replaced) => replaced.flows.are_all_seen(comparison),
+    /// Whether an address with flows may get its tag by a mark, at once.
+    fn may_get_mark(&self, place: Place, groups: &Groups, now: Timestamp) -> bool {
+        let Self::ByFlows(tagged) = self else {
+            return false;
         };
-        if is_over {
-            self.end_mark(place, groups, batch);
-        }
-        is_over
+        !place.needs_flows
+            && !place.is_backend
+            && !tagged.flows.is_lost()
+            && groups.mark(tagged.tag).is_some()
+            && groups.are_tried((place.port, place.address), now)
+            && groups.is_in_force_at(place.port, tagged.tag)
     }
 
-    /// The switch has confirmed the flows of this batch. If they replace a mark by former rules, that is removed.
-    pub(crate) fn confirmed(
-        &mut self,
-        place: Place,
-        written_in: BatchId,
-        groups: &mut Groups,
-        batch: &mut Batch,
-    ) {
-        if let Self::Replaced(replaced) = self
-            && replaced.flows.written == Written::In(written_in)
-            && !replaced.flows.is_lost()
+    /// An address with flows gets a mark beside them, if it may have one. A reading that finds the mark ends the flows.
+    /// Returns whether the kernel is told.
+    pub(crate) fn mark_beside(&mut self, place: Place, groups: &Groups, batch: &mut Batch) -> bool {
+        if self.may_get_mark(place, groups, batch.now())
+            && let Self::ByFlows(tagged) = self
+            && !tagged.may_be_marked
+            && let (Some(ifindex), Some(mark)) =
+                (groups.interface(place.port), groups.mark(tagged.tag))
         {
-            replaced.beside.is_confirmed = true;
-            if replaced.beside.ends {
-                self.end_mark(place, groups, batch);
-            }
+            batch.mark(MarkChange::Set {
+                ifindex,
+                address: place.address,
+                mark,
+                until: place.until,
+            });
+            tagged.may_be_marked = true;
+            return true;
+        }
+        false
+    }
+
+    /// Whether this mark may end the flows of an address.
+    pub(crate) fn may_go_over(
+        &self,
+        place: Place,
+        found: &MarkFound,
+        groups: &Groups,
+        now: Timestamp,
+    ) -> bool {
+        let mark = self.tag().and_then(|tag| groups.mark(tag));
+        mark == Some(found.mark) && found.until > now && self.may_get_mark(place, groups, now)
+    }
+
+    /// The kernel has a mark that stands for the tag of an address with flows: these end.
+    pub(crate) fn go_over(&mut self, place: Place, found: &MarkFound, batch: &mut Batch) {
+        if let Self::ByFlows(tagged) = self {
+            tagged.flows.close(place.address.into(), batch);
+            let mut marked = Marked::new(tagged.tag, batch.now());
+            marked.until = Some(found.until);
+            *self = Self::Marked(marked);
         }
     }
 
-    /// Whether the address has a mark by former rules, and flows that replace it.
-    pub(crate) fn is_ending(&self) -> bool {
-        self.beside().ends
-    }
-
-    /// The batch with flows that are to replace the mark of the address, if the switch has not confirmed them.
-    pub(crate) fn unconfirmed_in(&self) -> Option<BatchId> {
-        match self {
-            Self::Replaced(replaced) if !replaced.beside.is_confirmed => {
-                match replaced.flows.written {
-                    Written::In(batch) => Some(batch),
-                    Written::Before | Written::Unsent { .. } => None,
-                }
-            }
-            Self::Flows(_) | Self::Marked(_) | Self::Replaced(_) => None,
-        }
-    }
-
-    /// Removes the mark of an address that has flows.
-    pub(crate) fn end_mark(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
-        let (mut flows, marked) = std::mem::take(self).into_parts();
-        if let Some(marked) = marked {
-            marked.remove(place, groups, batch);
-        }
-        // So far, packets may have passed by the mark.
-        flows.count_anew(batch.now());
-        *self = Self::Flows(flows);
-    }
-
-    /// Records the kernel's mark of the address; `None` if it should have no mark.
+    /// Records the kernel's mark of the address; `None` if it should have no mark, or has flows in its place that the
+    /// switch has confirmed (`is_confirmed`).
     pub(crate) fn read(
         &mut self,
-        found: &MarkFound,
+        (port, found): (PortId, &MarkFound),
         reading: Reading,
+        is_confirmed: impl Fn(Written) -> bool,
         groups: &Groups,
     ) -> Option<ReadMark> {
-        let marked = self.marked_mut()?;
+        let marked = match self {
+            Self::Untagged => return None,
+            Self::BeforeComparison(kept) => return kept.is_some().then_some(ReadMark::Right),
+            Self::ByFlows(tagged) => {
+                let stays = tagged.may_be_marked
+                    && (!is_confirmed(tagged.flows.written) || tagged.flows.is_lost());
+                tagged.may_be_marked = stays;
+                return stays.then_some(ReadMark::Right);
+            }
+            Self::Marked(marked) => marked,
+        };
         marked.found_in = reading.number;
         if marked.until.is_none() {
             marked.go_on_with(found, reading.since);
@@ -557,63 +537,73 @@ impl Installed {
             }
             marked.is_counted |= marked.set_at + COUNTERS_DELAY_MAX <= reading.since;
         }
-        let mark = groups.mark(marked.group);
-        Some(if mark.is_some_and(|mark| mark.value() == found.mark) {
-            ReadMark::Right
-        } else if groups.is_in_force(marked.group) {
-            match marked.until {
-                Some(_) => ReadMark::Wrong,
-                // The kernel is told of it behind the reading.
-                None => ReadMark::Right,
-            }
-        } else if reading.is_first || groups.is_former(found.mark) {
-            ReadMark::Former
-        } else if groups.is_over(found.mark, reading.since) {
-            ReadMark::Over
-        } else {
-            ReadMark::Right
+        let is_right = groups.mark(marked.tag) == Some(found.mark);
+        let is_wrong =
+            !is_right && marked.until.is_some() && groups.is_in_force_at(port, marked.tag);
+        Some(match is_wrong {
+            true => ReadMark::Wrong,
+            false => ReadMark::Right,
         })
     }
 
-    /// The kernel goes on with this mark of an earlier run until the group of the address is in force.
-    pub(crate) fn keep_former(&mut self, found: &MarkFound, groups: &Groups) {
-        if let Some(marked) = self.marked_mut()
-            && marked.until.is_none()
-        {
-            marked.until = Some(found.until);
-            marked.told = groups.number_in(found.mark).unwrap_or(marked.told);
+    /// At a start, the kernel goes on with this mark until the address has the flows or the mark that it should have, if
+    /// the mark's group is known. Returns whether it does.
+    pub(crate) fn keep_found(&mut self, place: Place, found: &MarkFound, groups: &Groups) -> bool {
+        let Place {
+            port,
+            needs_flows,
+            is_backend,
+            ..
+        } = place;
+        let told = groups.tag_of(port, found.mark);
+        let Some(told) = told.filter(|told| groups.contain(*told)) else {
+            return false;
+        };
+        match self {
+            Self::Untagged => false,
+            Self::BeforeComparison(kept) => {
+                let until = found.until;
+                *kept = Some(Kept { until, told });
+                true
+            }
+            Self::ByFlows(_) if needs_flows => false,
+            // Of many addresses that a load balancer leads to, some at a time get flows.
+            Self::ByFlows(tagged)
+                if is_backend && matches!(tagged.flows.written, Written::Unsent { .. }) =>
+            {
+                let mut marked = Marked::new(tagged.tag, found.until);
+                (marked.until, marked.told) = (Some(found.until), told);
+                *self = Self::Marked(marked);
+                true
+            }
+            Self::ByFlows(tagged) => {
+                tagged.may_be_marked = true;
+                true
+            }
+            Self::Marked(marked) => {
+                if marked.until.is_none() {
+                    (marked.until, marked.told) = (Some(found.until), told);
+                }
+                true
+            }
         }
     }
 
     /// The flows of its group do not come: removes the mark of the former one, if the kernel has it.
     pub(crate) fn end_former(&mut self, place: Place, groups: &Groups, batch: &mut Batch) {
-        let Place { port, address, .. } = place;
         let marked = self.marked_mut();
-        if let Some(marked) = marked.filter(|marked| marked.told != marked.group)
+        if let Some(marked) = marked.filter(|marked| marked.told != marked.tag)
             && marked.until.take().is_some()
-            && let Some(ifindex) = groups.interface(port)
         {
-            batch.mark(MarkChange::Remove { ifindex, address });
+            remove_mark(place, groups, batch);
         }
-    }
-
-    /// Removes the mark of a former group from the kernel. The address gets the one of its group when that is in
-    /// force.
-    pub(crate) fn remove_former(&mut self, found: &MarkFound, batch: &mut Batch) {
-        if let Some(marked) = self.marked_mut() {
-            marked.until = None;
-        }
-        batch.mark(MarkChange::Remove {
-            ifindex: found.ifindex,
-            address: found.address,
-        });
     }
 
     /// Whether the kernel should have had a mark that this reading has not found, or should have been told of one.
-    pub(crate) fn is_unread(&self, reading: Reading, groups: &Groups) -> bool {
+    pub(crate) fn is_unread(&self, port: PortId, reading: Reading, groups: &Groups) -> bool {
         match self.marked() {
             None => false,
-            Some(marked) if marked.until.is_none() => groups.is_in_force(marked.group),
+            Some(marked) if marked.until.is_none() => groups.is_in_force_at(port, marked.tag),
             Some(marked) => marked.set_at <= reading.since && marked.found_in != reading.number,
         }
     }
@@ -623,62 +613,41 @@ impl Installed {
     /// The priority of the entry for eviction: 0 if the address is not open, 1 if it is out of use.
     /// `None` if the address may be in use.
     pub(crate) fn eviction_priority(&self, idle_grace: Duration, now: Timestamp) -> Option<u8> {
-        let of_mark = self
-            .marked()
-            .map(|marked| marked.eviction_priority(idle_grace, now));
-        let of_flows = self
-            .own()
-            .map(|flows| flows.eviction_priority(idle_grace, now));
-        let all = of_mark.into_iter().chain(of_flows);
-        all.reduce(|one, other| one.zip(other).map(|(one, other)| one.max(other)))
-            .flatten()
+        match self {
+            Self::Untagged | Self::BeforeComparison(_) => Some(0),
+            Self::ByFlows(tagged) => tagged.flows.eviction_priority(idle_grace, now),
+            Self::Marked(marked) => marked.eviction_priority(idle_grace, now),
+        }
     }
 
     /// How much the address is used, as far as is known.
     pub(crate) fn usage(&self) -> Usage {
-        match (self.marked(), self.own()) {
-            (Some(marked), _) => Usage {
+        match self {
+            Self::Untagged | Self::BeforeComparison(_) => Usage::default(),
+            Self::ByFlows(tagged) => tagged.flows.usage(),
+            Self::Marked(marked) => Usage {
                 packets: None,
                 at: marked.is_used.then_some(marked.used_at),
             },
-            (None, flows) => flows.map(Flows::usage).unwrap_or_default(),
         }
     }
 
-    /// When one of the flows of this plan was last used. A mark does not tell by which of the flows of its group
-    /// a packet passed.
-    pub(crate) fn used_at(&self, plan: &Plan) -> Option<Timestamp> {
-        let of_mark = self.marked().and_then(Marked::last_use);
-        let of_flows = self.own().and_then(|flows| flows.used_at(plan));
-        of_mark.filter(|_| !plan.is_empty()).max(of_flows)
-    }
-
-    // What the switch says.
-
-    /// Forgets flows of its own ([`Flows::forget_unseen`]).
-    pub(crate) fn forget_unseen(&mut self, comparison: u32) -> bool {
-        let flows = self.own_mut();
-        flows.is_some_and(|flows| flows.forget_unseen(comparison))
-    }
-}
-
-impl Enforced {
-    /// A mark was set in place of so many flows.
-    fn by_mark(flows: usize) -> Self {
-        Self {
-            added: flows,
-            changed: true,
-            cut: None,
+    /// When a packet to the address last got the tag, or the tag was given.
+    pub(crate) fn used_at(&self) -> Option<Timestamp> {
+        match self {
+            Self::Untagged | Self::BeforeComparison(_) => None,
+            Self::ByFlows(tagged) => tagged.flows.used_at(),
+            Self::Marked(marked) => marked.last_use(),
         }
     }
 }
 
 impl Marked {
-    fn new(group: GroupId, now: Timestamp) -> Self {
+    fn new(tag: Tag, now: Timestamp) -> Self {
         Self {
-            group,
+            tag,
             until: None,
-            told: group,
+            told: tag,
             set_at: now,
             used_at: now,
             is_used: false,
@@ -705,7 +674,7 @@ impl Marked {
         self.used_at = used_at.unwrap_or_default();
     }
 
-    /// Tells the kernel of the group, or does so as soon as its flows are in force.
+    /// Tells the kernel of the tag, or does so as soon as the flows are in force.
     fn set(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
         let now = batch.now();
         let Place {
@@ -714,30 +683,25 @@ impl Marked {
             until,
             ..
         } = place;
-        if !groups.is_in_force(self.group) {
-            groups.wait(self.group, address);
-        } else if let (Some(ifindex), Some(mark)) =
-            (groups.interface(port), groups.mark(self.group))
+        if groups.is_ready(self.tag, (port, address))
+            && let (Some(ifindex), Some(mark)) = (groups.interface(port), groups.mark(self.tag))
         {
             batch.mark(MarkChange::Set {
                 ifindex,
                 address,
-                mark: mark.value(),
+                mark,
                 until,
             });
-            (self.until, self.told) = (Some(until), self.group);
+            (self.until, self.told) = (Some(until), self.tag);
             self.set_at = now;
         }
     }
+}
 
-    fn remove(&self, place: Place, groups: &mut Groups, batch: &mut Batch) {
-        let now = batch.now();
-        let Place { port, address, .. } = place;
-        groups.release(self.group, address, now);
-        if self.until.is_some()
-            && let Some(ifindex) = groups.interface(port)
-        {
-            batch.mark(MarkChange::Remove { ifindex, address });
-        }
+/// Takes the mark of an address from the kernel.
+fn remove_mark(place: Place, groups: &Groups, batch: &mut Batch) {
+    let Place { port, address, .. } = place;
+    if let Some(ifindex) = groups.interface(port) {
+        batch.mark(MarkChange::Remove { ifindex, address });
     }
 }

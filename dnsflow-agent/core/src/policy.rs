@@ -93,7 +93,7 @@ pub(crate) struct Policy {
 
 impl Policy {
     /// `marks`: whether packets are marked.
-    pub(crate) fn new(subdomains: bool, dry_run: bool, marks: bool) -> Self {
+    pub(crate) fn new(subdomains: bool, dry_run: bool) -> Self {
         Self {
             subdomains,
             dry_run,
@@ -108,7 +108,7 @@ impl Policy {
             watched: None,
             tables_changed: false,
             copy_at: None,
-            tables: Tables::new(marks),
+            tables: Tables::default(),
             cached_actions: CachedActions::new(),
             #[cfg(test)]
             looked_at: std::cell::Cell::default(),
@@ -729,8 +729,7 @@ impl Policy {
             sets,
             base: self.tables.first()?,
             cached_actions: &self.cached_actions,
-            marks_end: self.tables.marks_end()?,
-            mark_mask: None,
+            tags_end: self.tables.tags_end()?,
         })
     }
 

@@ -45,7 +45,7 @@ use crate::{
     },
     values::{
         connection::{BlockedConnection, Path},
-        flow::{FlowBody, FlowChange, FlowKey, Sentinel},
+        flow::{Addresses, Ends, FlowBody, FlowChange, FlowKey, Sentinel, Tag},
         ids::PortId,
         limits::{
             CHANGES_PER_BATCH_MAX, CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, REVALIDATION_INTERVAL,
@@ -170,6 +170,8 @@ pub(crate) struct Switch {
     foreign: ForeignFlows,
     /// Batches that are not sent, because all of their flows are others'.
     left_out: Vec<BatchId>,
+    /// Groups whose flows have gone in another batch than the one that they waited for.
+    moved: Vec<(Tag, Written)>,
     /// Confirmed batches whose flows the datapath may not follow yet.
     revalidation: Revalidation,
     /// Whether a megaflow that drops can exist.
@@ -203,6 +205,7 @@ impl Switch {
             sent_at: Timestamp::default(),
             foreign: ForeignFlows::default(),
             left_out: Vec::new(),
+            moved: Vec::new(),
             revalidation: Revalidation::new(hold_max),
             quiet_time: QuietTime::new(!hold_max.is_zero(), idle_grace),
             blocked_searches: BlockedSearches::default(),
@@ -355,8 +358,9 @@ impl Switch {
         now: Timestamp,
     ) -> Batch {
         let is_up = self.is_up();
+        let is_full = self.waiting.is_full(asker);
         let shared = match &mut self.openings {
-            _ if self.waiting.is_full(asker) => {
+            _ if is_full => {
                 let waiting = self.waiting.with_room(asker, expected.denies);
                 waiting.map(|waiting| self.batch_of(Written::In(waiting), now))
             }
@@ -366,6 +370,7 @@ impl Switch {
         };
         let mut batch = shared.unwrap_or_else(|| self.batch(is_up, now));
         batch.at = now;
+        batch.waits = is_full || expected.most > CHANGES_UNDER_WAY_MAX;
         batch.denies = expected.denies;
         batch.before = batch.len();
         batch.comparisons = self.comparison.ended;
@@ -386,14 +391,14 @@ impl Switch {
     fn batch_of(&self, written: Written, now: Timestamp) -> Batch {
         Batch {
             written,
-            written_at: if self.is_compared() {
-                now
-            } else {
-                Timestamp::default()
+            written_at: match written {
+                Written::In(_) if self.is_compared() => now,
+                Written::In(_) | Written::Unsent { .. } | Written::Before => Timestamp::default(),
             },
             at: now,
             comparisons: self.comparison.ended,
             denies: false,
+            waits: false,
             ends_gap: false,
             replaces: false,
             changes: Vec::new(),
@@ -412,7 +417,13 @@ impl Switch {
 
     /// How many changes wait between a pod's address and another one.
     pub(crate) fn waiting_between(&self, src: IpAddr, dst: IpAddr) -> usize {
-        self.waiting.between(src, dst)
+        let ends = Addresses::between(src, dst).map(Ends::Addresses);
+        ends.map_or(0, |ends| self.waiting_at(ends))
+    }
+
+    /// How many changes wait between these ends.
+    pub(crate) fn waiting_at(&self, ends: Ends) -> usize {
+        self.waiting.len(ends)
     }
 
     /// Takes back the batch of openings, with the opening of one answer to this pod. [`Switch::flush_openings`] sends
@@ -423,7 +434,7 @@ impl Switch {
             return;
         }
         let before = batch.before;
-        self.waiting.take_along(&mut batch, before);
+        self.take_along(&mut batch, before);
         let openings = self.openings.take();
         let (mut openings, mut shares) = openings
             .map(|before| (before.openings, before.shares))
@@ -444,13 +455,26 @@ impl Switch {
         }
     }
 
+    /// What waits between the same ends goes before the changes from index `from` on, and so do the flows of the groups to
+    /// which they lead packets.
+    fn take_along(&mut self, batch: &mut Batch, from: usize) {
+        let written = batch.written;
+        let groups = self.waiting.take_along(batch, from).into_iter();
+        self.moved.extend(groups.map(|tag| (tag, written)));
+    }
+
+    /// The groups whose flows have waited with the changes of a pod, and have gone in another batch since the last call.
+    pub(crate) fn take_moved(&mut self) -> Vec<(Tag, Written)> {
+        std::mem::take(&mut self.moved)
+    }
+
     /// Whether the batch of an answer is not the one that the answers of this turn share: then its changes wait in the
     /// queue of its pod, and go in parts.
     fn is_apart(&self, batch: &Batch) -> bool {
         batch.id().is_some()
             && match &self.openings {
                 Some(shared) => shared.batch.id() != batch.id(),
-                None => batch.len() > CHANGES_UNDER_WAY_MAX,
+                None => batch.waits || batch.len() > CHANGES_UNDER_WAY_MAX,
             }
     }
 
@@ -489,6 +513,7 @@ impl Switch {
         if !part.is_empty() {
             let mut batch = self.begin(now);
             self.add_part(part, &mut batch);
+            self.take_along(&mut batch, 0);
             self.send(batch.into(), true, planner, out);
         }
     }
@@ -592,11 +617,13 @@ impl Switch {
             self.waiting.follow(batch.changes);
             return None;
         }
-        self.waiting.take_along(&mut batch, 0);
-        for port in self.waiting.with_batches(&batch.awaited) {
+        self.take_along(&mut batch, 0);
+        let awaited = std::mem::take(&mut batch.awaited);
+        let sent = self.send(batch.into(), atomic, planner, out);
+        for port in self.waiting.with_batches(&awaited) {
             while self.send_next(port, planner, out) {}
         }
-        self.send(batch.into(), atomic, planner, out)
+        sent
     }
 
     /// The same for a batch of any size: it goes in as many parts as the edge needs.

@@ -10,6 +10,7 @@ mod rows;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,10 +20,11 @@ use crate::{
     engine::{Config, Engine},
     io::{input::Frame, report::Report},
     ovn::rows::{Datapath, InterfaceUpdate, NbUpdate, PortGroup, RowId, SbUpdate},
+    policy::plan::scope_of_marks,
     values::{
         connection::BlockedConnection,
         firewall::{FirewallUpdate, Rule},
-        flow::{Cookie, Ends, FlowChange, FlowKey, Sentinel},
+        flow::{Action, Cookie, Ends, FlowChange, FlowKey, Sentinel, Tag},
         limits::Limit,
         resolver::Resolver,
     },
@@ -47,6 +49,8 @@ pub struct Node {
     /// The switch's tables: the flows of dnsflow without the sentinel flows, their cookies, and how many
     /// packets each has matched.
     pub switch: BTreeMap<FlowKey, (Cookie, u64)>,
+    /// The action lists that flows have been written with, by cookie.
+    pub actions: BTreeMap<Cookie, Arc<[Action]>>,
     /// The sentinel flows in the switch, with their cookies.
     pub sentinels: BTreeMap<Sentinel, Cookie>,
     /// The hard timeout of the last one that was written.
@@ -71,10 +75,10 @@ pub struct Node {
     pub ovn_installed: bool,
     /// The OpenFlow table in which ovn-controller has installed them.
     pub ovn_table: u8,
-    /// Whether OVN has a stage in which marks end.
-    pub has_marks_end: bool,
+    /// Whether OVN has a stage in which tags end.
+    pub has_tags_end: bool,
     /// The OpenFlow table of that stage.
-    pub marks_end: u8,
+    pub tags_end: u8,
     /// What ovn-controller made of logical flows, by cookie: a drop where there is nothing.
     pub ovn_actions: BTreeMap<u32, Vec<u8>>,
     /// How many packets OVN's flows have matched, by cookie.
@@ -106,6 +110,7 @@ impl Node {
             engine: Engine::new(Config::default()),
             now: Timestamp::from_nanos(1_000_000_000_000),
             switch: BTreeMap::new(),
+            actions: BTreeMap::new(),
             sentinels: BTreeMap::new(),
             keep_flows_s: 0,
             log: vec![],
@@ -118,8 +123,8 @@ impl Node {
             hosts: BTreeMap::new(),
             ovn_installed: true,
             ovn_table: BASE + 4,
-            has_marks_end: true,
-            marks_end: BASE + 12,
+            has_tags_end: true,
+            tags_end: BASE + 12,
             ovn_actions: BTreeMap::new(),
             ovn_packets: BTreeMap::new(),
             kernel: Kernel::default(),
@@ -391,39 +396,84 @@ impl Node {
 
     // What came of it.
 
-    /// What the switch lets through: source, destination, priority, in order.
+    /// What the switch lets through, or denies, by rules: source, destination, priority, in order.
     pub fn open(&self) -> Vec<(String, String, u16)> {
-        let mut open = Vec::new();
+        let mut of_groups: BTreeMap<Ends, Vec<u16>> = BTreeMap::new();
         for key in self.of_rules() {
-            let src = key.matches.ends.src();
-            match key.matches.ends {
-                Ends::Addresses(addresses) => open.push((src, addresses.dst(), key.priority)),
-                Ends::Group { mark, .. } => {
-                    for ((ifindex, dst), (bits, until, _)) in &self.marks {
-                        let host = self.hosts.get(ifindex).copied();
-                        let sender = host.map(|host| IpAddr::from([10, 244, 0, host]));
-                        if *bits == mark.value() && *until > self.now && sender == Some(src) {
-                            open.push((src, *dst, key.priority));
-                        }
-                    }
-                }
-            }
+            let of_group = of_groups.entry(key.matches.ends).or_default();
+            of_group.push(key.priority);
         }
+        let mut open: Vec<(IpAddr, IpAddr, u16)> = Vec::new();
+        for (src, dst, tag) in self.tagged() {
+            let is_ipv6 = dst.is_ipv6();
+            let of_group = of_groups.get(&Ends::Tagged { tag, is_ipv6 });
+            let priorities = of_group.into_iter().flatten();
+            open.extend(priorities.map(|priority| (src, dst, *priority)));
+        }
+        open.sort_by_key(|(src, dst, priority)| (*priority, *src, *dst));
         let open = open.into_iter();
         open.map(|(src, dst, priority)| (src.to_string(), dst.to_string(), priority))
             .collect()
     }
 
-    /// The flows in the switch that do what a rule says.
-    pub fn of_rules(&self) -> impl Iterator<Item = &FlowKey> {
-        let keys = self.switch.keys();
-        keys.filter(|key| key.table != self.marks_end)
+    /// The tags that packets get in the table of the rules: source, destination, tag. A flow comes before a mark.
+    pub fn tagged(&self) -> Vec<(IpAddr, IpAddr, Tag)> {
+        let mut tagged = BTreeMap::new();
+        let mask = self.engine.mark_mask().unwrap_or_default();
+        for (host, scope) in self.scopes_of_marks(mask) {
+            for ((ifindex, dst), (mark, until, _)) in &self.marks {
+                if self.hosts.get(ifindex) == Some(&host) && *until > self.now {
+                    let src = match dst {
+                        IpAddr::V4(_) => IpAddr::from([10, 244, 0, host]),
+                        IpAddr::V6(_) => IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, host.into()]),
+                    };
+                    let number = (mark >> mask.trailing_zeros()) as u16;
+                    tagged.insert((src, *dst), Tag::new(scope, number));
+                }
+            }
+        }
+        for (key, (cookie, _)) in &self.switch {
+            if let (Ends::Addresses(addresses), Some(tag)) = (key.matches.ends, cookie.tag()) {
+                tagged.insert((addresses.src(), addresses.dst()), tag);
+            }
+        }
+        let tagged = tagged.into_iter();
+        tagged.map(|((src, dst), tag)| (src, dst, tag)).collect()
     }
 
-    /// The flows in the switch in which marks end.
-    pub fn marks_ends(&self) -> impl Iterator<Item = &FlowKey> {
+    /// The pods whose packets get tags by their marks: the last octets of their addresses, and the scopes of the tags.
+    fn scopes_of_marks(&self, mask: u32) -> Vec<(u8, u16)> {
+        let flows = self.switch.iter();
+        let flows = flows.filter(|(key, _)| key.matches.ends == Ends::Untranslated);
+        let scopes = flows.filter_map(|(key, (cookie, _))| {
+            let port = key.matches.registers.get(&14)?.value();
+            let host = u8::try_from(port).ok()?;
+            Some((host, scope_of_marks(*cookie, key.table, mask)?))
+        });
+        scopes.collect()
+    }
+
+    /// The flows in the switch that do what rules say.
+    pub fn of_rules(&self) -> impl Iterator<Item = &FlowKey> {
         let keys = self.switch.keys();
-        keys.filter(|key| key.table == self.marks_end)
+        keys.filter(|key| matches!(key.matches.ends, Ends::Tagged { .. }))
+    }
+
+    /// The flows in the switch that give tags to packets between two addresses.
+    pub fn of_addresses(&self) -> impl Iterator<Item = &FlowKey> {
+        let keys = self.switch.keys();
+        keys.filter(|key| key.matches.ends.dst().is_some())
+    }
+
+    /// How many of them there are.
+    pub fn own(&self) -> usize {
+        self.of_addresses().count()
+    }
+
+    /// The flows in the switch in which tags and marks end.
+    pub fn tags_ends(&self) -> impl Iterator<Item = &FlowKey> {
+        let keys = self.switch.keys();
+        keys.filter(|key| key.table == self.tags_end)
     }
 
     /// The destinations that the switch lets through.

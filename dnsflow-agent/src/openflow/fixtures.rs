@@ -6,12 +6,13 @@ use std::{
 };
 
 use dnsflow_core::values::flow::{
-    Action, Addresses, Cookie, FlowBody, FlowKey, Masked, Match, Protocol, Transport,
+    Action, Addresses, Cookie, Ends, FlowBody, FlowKey, Masked, Match, Protocol, Tag, Transport,
 };
 
 pub(super) const FLOW_MODS: &str = include_str!("../../../tests/fixtures/openflow/flow-mods.hex");
 pub(super) const DUMP_3_1: &str = include_str!("../../../tests/fixtures/openflow/dump-3.1.0.hex");
 pub(super) const DUMP_3_5: &str = include_str!("../../../tests/fixtures/openflow/dump-3.5.0.hex");
+pub(super) const SHARDS: &str = include_str!("../../../tests/fixtures/openflow/shards.hex");
 pub(super) const AGGREGATE_3_1: &str =
     include_str!("../../../tests/fixtures/openflow/aggregate-3.1.0.hex");
 pub(super) const AGGREGATE_3_5: &str =
@@ -61,7 +62,7 @@ fn transport(protocol: Protocol, port: Option<u16>) -> Option<Transport> {
     Some(Transport { protocol, port })
 }
 
-/// The first four flows of `flow-mods.hex`. Two more carry our cookie, and match no datapath of OVN: such flows are not
+/// The first nine flows of `flow-mods.hex`. Two more carry our cookie, and match no datapath of OVN: such flows are not
 /// written.
 pub(super) fn recorded_flows() -> Vec<(FlowKey, FlowBody)> {
     let v4 = Addresses::V4 {
@@ -115,7 +116,7 @@ pub(super) fn recorded_flows() -> Vec<(FlowKey, FlowBody)> {
                 ends: v6.into(),
                 transport: transport(Protocol::Udp, Some(53)),
             },
-            vec![next],
+            vec![next.clone()],
         ),
         (
             0,
@@ -132,6 +133,67 @@ pub(super) fn recorded_flows() -> Vec<(FlowKey, FlowBody)> {
                 transport: transport(Protocol::Sctp, Some(99)),
             },
             vec![],
+        ),
+        (
+            0,
+            Match {
+                metadata: 3,
+                registers: registers(&[(0, 0x100, 0x100)]),
+                ends: Ends::Tagged {
+                    tag: Tag::new(1, 7),
+                    is_ipv6: false,
+                },
+                transport: transport(Protocol::Tcp, Some(443)),
+            },
+            vec![Action::SetTunnel(0), next.clone()],
+        ),
+        (
+            0,
+            Match {
+                metadata: 3,
+                registers: registers(&[]),
+                ends: Ends::Tagged {
+                    tag: Tag::new(Tag::SCOPE_MAX, Tag::NUMBER_MAX),
+                    is_ipv6: true,
+                },
+                transport: None,
+            },
+            vec![],
+        ),
+        (
+            0,
+            Match {
+                metadata: 3,
+                registers: registers(&[(14, 5, all)]),
+                ends: Ends::Untranslated,
+                transport: None,
+            },
+            vec![
+                Action::SetTunnel(Tag::new(3, 0).bits()),
+                Action::MoveMark { mask: 0xffe0_0000 },
+                Action::SetMark(Masked::new(0, 0xffe0_0000)),
+                next.clone(),
+            ],
+        ),
+        (
+            0,
+            Match {
+                metadata: 3,
+                registers: registers(&[]),
+                ends: Ends::AnyTag,
+                transport: None,
+            },
+            vec![Action::SetTunnel(0), next.clone()],
+        ),
+        (
+            0,
+            Match {
+                metadata: 3,
+                registers: registers(&[]),
+                ends: Ends::Marked { bit: 1 << 21 },
+                transport: None,
+            },
+            vec![Action::SetMark(Masked::new(0, 0xffe0_0000)), next],
         ),
     ];
     let flow = |(tag, (hard_timeout_s, matches, actions))| {

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::{BufMut, BytesMut};
 use dnsflow_core::values::flow::{
-    Action, Addresses, Ends, Masked, Match, Protocol, Sentinel, Transport,
+    Action, Addresses, Ends, Masked, Match, Protocol, Sentinel, Tag, Transport,
 };
 
 use super::{
@@ -68,6 +68,8 @@ const UDP_DST: u32 = header(BASIC, 16, 2);
 const SCTP_DST: u32 = header(BASIC, 18, 2);
 const IPV6_SRC: u32 = header(BASIC, 26, 16);
 const IPV6_DST: u32 = header(BASIC, 27, 16);
+const TUNNEL_ID: u32 = header(BASIC, 38, 8);
+const TUNNEL_ID_MASKED: u32 = masked(TUNNEL_ID);
 /// `NXM_NX_PKT_MARK` (`include/openvswitch/meta-flow.h` in Open vSwitch).
 const PKT_MARK: u32 = header(NXM_NX, 33, 4);
 const PKT_MARK_MASKED: u32 = masked(PKT_MARK);
@@ -86,6 +88,8 @@ const OFPMT_OXM: u16 = 0x0001;
 pub(super) const OFPIT_APPLY_ACTIONS: u16 = 0x0004;
 /// `OFPAT_SET_FIELD` (section 7.2.6).
 const OFPAT_SET_FIELD: u16 = 0x0019;
+/// `OFPAT_COPY_FIELD` (section 7.2.6).
+const OFPAT_COPY_FIELD: u16 = 0x001c;
 /// `OFPAT_EXPERIMENTER` (section 7.2.6).
 const OFPAT_EXPERIMENTER: u16 = 0xffff;
 /// `NX_VENDOR_ID` (`include/openflow/openflow-common.h` in Open vSwitch).
@@ -138,25 +142,27 @@ pub(super) fn put_match(output: &mut BytesMut, matches: Option<&Match>) {
 
 /// Appends a match for these flows of ours.
 pub(super) fn put_shard(output: &mut BytesMut, shard: Shard) {
-    put_oxm(output, |output| {
-        let Shard::Destinations { family, bits, mask } = shard else {
-            return;
-        };
-        output.put_u32(ETH_TYPE);
-        match family {
-            Family::V4 => {
-                output.put_u16(ETH_IPV4);
-                output.put_u32(masked(IPV4_DST));
-                output.put_u32(bits.into());
-                output.put_u32(mask.into());
-            }
-            Family::V6 => {
-                output.put_u16(ETH_IPV6);
-                output.put_u32(masked(IPV6_DST));
-                output.put_u128(bits.into());
-                output.put_u128(mask.into());
+    put_oxm(output, |output| match shard {
+        Shard::All | Shard::Ends { .. } => {}
+        Shard::Destinations { family, bits, mask } => {
+            output.put_u32(ETH_TYPE);
+            match family {
+                Family::V4 => {
+                    output.put_u16(ETH_IPV4);
+                    output.put_u32(masked(IPV4_DST));
+                    output.put_u32(bits.into());
+                    output.put_u32(mask.into());
+                }
+                Family::V6 => {
+                    output.put_u16(ETH_IPV6);
+                    output.put_u32(masked(IPV6_DST));
+                    output.put_u128(bits.into());
+                    output.put_u128(mask.into());
+                }
             }
         }
+        Shard::Groups { bits, mask } => put_tag_bits(output, bits, mask),
+        Shard::Untagged => put_tag_bits(output, 0, Tag::GUARD),
     });
 }
 
@@ -174,7 +180,7 @@ fn put_oxm(output: &mut BytesMut, fields: impl FnOnce(&mut BytesMut)) {
     output.put_u16(0);
     fields(output);
     let length = output.len() - start;
-    // A match of ours is at most 4 + 6 + 40 + 5 + 6 + 8 * 20 + 12 bytes long.
+    // A match of ours is at most 4 + 6 + 40 + 5 + 6 + 12 + 8 * 20 + 12 bytes long.
     let announced = u16::try_from(length).unwrap_or(u16::MAX);
     output[start + 2..start + 4].copy_from_slice(&announced.to_be_bytes());
     output.put_bytes(0, length.next_multiple_of(8) - length);
@@ -187,8 +193,7 @@ fn put_fields(output: &mut BytesMut, matches: &Match) {
         ends,
         transport,
     } = matches;
-    output.put_u32(ETH_TYPE);
-    put_ends(output, *ends);
+    put_network(output, *ends);
     if let Some(Transport { protocol, port }) = transport {
         output.put_u32(IP_PROTO);
         output.put_u8(protocol.number());
@@ -197,50 +202,65 @@ fn put_fields(output: &mut BytesMut, matches: &Match) {
             output.put_u16(*port);
         }
     }
+    put_tag(output, *ends);
     put_registers(output, registers);
-    output.put_u32(METADATA);
-    output.put_u64(*metadata);
-}
-
-/// Appends the EtherType and the addresses, or the address and the mark.
-fn put_ends(output: &mut BytesMut, ends: Ends) {
-    let (src, dst) = (ends.src(), ends.dst());
-    match src {
-        IpAddr::V4(src) => {
-            output.put_u16(ETH_IPV4);
-            output.put_u32(IPV4_SRC);
-            output.put_slice(&src.octets());
-        }
-        IpAddr::V6(src) => {
-            output.put_u16(ETH_IPV6);
-            output.put_u32(IPV6_SRC);
-            output.put_slice(&src.octets());
-        }
-    }
-    match dst {
-        Some(IpAddr::V4(dst)) => {
-            output.put_u32(IPV4_DST);
-            output.put_slice(&dst.octets());
-        }
-        Some(IpAddr::V6(dst)) => {
-            output.put_u32(IPV6_DST);
-            output.put_slice(&dst.octets());
-        }
-        None => {}
-    }
-    if let Ends::Group {
-        mark,
-        is_untranslated,
-        ..
-    } = ends
-    {
-        put_mark(output, mark);
-        if is_untranslated {
+    match ends {
+        Ends::Marked { bit } => put_mark(output, Masked::new(*bit, *bit)),
+        Ends::Untranslated => {
             output.put_u32(CT_STATE_MASKED);
             output.put_u32(0);
             output.put_u32(CT_DST_NAT);
         }
+        Ends::Addresses(_) | Ends::Tagged { .. } | Ends::AnyTag => {}
     }
+    output.put_u32(METADATA);
+    output.put_u64(*metadata);
+}
+
+/// Appends the EtherType and the addresses.
+fn put_network(output: &mut BytesMut, ends: Ends) {
+    let mut put_type = |eth_type| {
+        output.put_u32(ETH_TYPE);
+        output.put_u16(eth_type);
+    };
+    match ends {
+        Ends::Addresses(Addresses::V4 { src, dst }) => {
+            put_type(ETH_IPV4);
+            output.put_u32(IPV4_SRC);
+            output.put_slice(&src.octets());
+            output.put_u32(IPV4_DST);
+            output.put_slice(&dst.octets());
+        }
+        Ends::Addresses(Addresses::V6 { src, dst }) => {
+            put_type(ETH_IPV6);
+            output.put_u32(IPV6_SRC);
+            output.put_slice(&src.octets());
+            output.put_u32(IPV6_DST);
+            output.put_slice(&dst.octets());
+        }
+        Ends::Tagged { is_ipv6: false, .. } => put_type(ETH_IPV4),
+        Ends::Tagged { is_ipv6: true, .. } => put_type(ETH_IPV6),
+        Ends::Untranslated | Ends::AnyTag | Ends::Marked { .. } => {}
+    }
+}
+
+/// Appends the tunnel key.
+fn put_tag(output: &mut BytesMut, ends: Ends) {
+    let exactly = match ends {
+        Ends::Addresses(_) | Ends::Untranslated => 0,
+        Ends::Tagged { tag, .. } => tag.bits(),
+        Ends::AnyTag => return put_tag_bits(output, Tag::GUARD, Tag::GUARD),
+        Ends::Marked { .. } => return,
+    };
+    output.put_u32(TUNNEL_ID);
+    output.put_u64(exactly.into());
+}
+
+/// Appends these bits of the tag, with their mask.
+fn put_tag_bits(output: &mut BytesMut, bits: u32, mask: u32) {
+    output.put_u32(TUNNEL_ID_MASKED);
+    output.put_u64(bits.into());
+    output.put_u64(mask.into());
 }
 
 /// Appends the bits of the mark, with their mask unless all bits count.
@@ -309,8 +329,16 @@ struct Fields {
     port: Option<(u32, u16)>,
     v4: [Option<Ipv4Addr>; 2],
     v6: [Option<Ipv6Addr>; 2],
+    tunnel: Option<Tunnel>,
     mark: Option<Masked>,
     is_untranslated: bool,
+}
+
+/// The tunnel key in a match.
+enum Tunnel {
+    Zero,
+    Tag(Tag),
+    AnyTag,
 }
 
 impl Fields {
@@ -324,6 +352,20 @@ impl Fields {
             IPV4_DST => self.v4[1] = Some(<[u8; 4]>::try_from(value).ok()?.into()),
             IPV6_SRC => self.v6[0] = Some(<[u8; 16]>::try_from(value).ok()?.into()),
             IPV6_DST => self.v6[1] = Some(<[u8; 16]>::try_from(value).ok()?.into()),
+            TUNNEL_ID => {
+                let key = u64::from_be_bytes(value.try_into().ok()?);
+                self.tunnel = Some(match u32::try_from(key).ok()? {
+                    0 => Tunnel::Zero,
+                    bits => Tunnel::Tag(Tag::of_bits(bits)?),
+                });
+            }
+            TUNNEL_ID_MASKED => {
+                let guard = u64::from(Tag::GUARD).to_be_bytes();
+                if value != [guard, guard].concat() {
+                    return None;
+                }
+                self.tunnel = Some(Tunnel::AnyTag);
+            }
             PKT_MARK | PKT_MARK_MASKED => {
                 let (value, mask) = value.split_at_checked(4)?;
                 let mask = match mask {
@@ -386,28 +428,32 @@ impl Fields {
     fn finish(self) -> Option<Match> {
         const NO_V4: [Option<Ipv4Addr>; 2] = [None, None];
         const NO_V6: [Option<Ipv6Addr>; 2] = [None, None];
-        let ends = match (self.eth_type?, self.v4, self.v6, self.mark) {
-            (ETH_IPV4, [Some(src), Some(dst)], NO_V6, None) if !self.is_untranslated => {
-                Addresses::V4 { src, dst }.into()
+        let network = match (self.eth_type, self.v4, self.v6) {
+            (None, NO_V4, NO_V6) => None,
+            (Some(ETH_IPV4), v4, NO_V6) => Some((false, v4.map(|one| one.map(IpAddr::V4)))),
+            (Some(ETH_IPV6), NO_V4, v6) => Some((true, v6.map(|one| one.map(IpAddr::V6)))),
+            _ => return None,
+        };
+        let ends = match (network, self.tunnel, self.mark, self.is_untranslated) {
+            (Some((_, [Some(src), Some(dst)])), Some(Tunnel::Zero), None, false) => {
+                Addresses::between(src, dst)?.into()
             }
-            (ETH_IPV6, NO_V4, [Some(src), Some(dst)], None) if !self.is_untranslated => {
-                Addresses::V6 { src, dst }.into()
+            (Some((is_ipv6, [None, None])), Some(Tunnel::Tag(tag)), None, false) => {
+                Ends::Tagged { tag, is_ipv6 }
             }
-            (ETH_IPV4, [Some(src), None], NO_V6, Some(mark)) => Ends::Group {
-                src: src.into(),
-                mark,
-                is_untranslated: self.is_untranslated,
-            },
-            (ETH_IPV6, NO_V4, [Some(src), None], Some(mark)) => Ends::Group {
-                src: src.into(),
-                mark,
-                is_untranslated: self.is_untranslated,
-            },
+            (None, Some(Tunnel::Zero), None, true) => Ends::Untranslated,
+            (None, Some(Tunnel::AnyTag), None, false) => Ends::AnyTag,
+            (None, None, Some(mark), false)
+                if mark.mask().is_power_of_two() && mark.value() == mark.mask() =>
+            {
+                Ends::Marked { bit: mark.mask() }
+            }
             _ => return None,
         };
         let transport = match (self.ip_proto, self.port) {
             (None, None) => None,
             (None, Some(_)) => return None,
+            (Some(_), _) if self.eth_type.is_none() => return None,
             (Some(number), port) => {
                 let protocol = Protocol::of_number(number)?;
                 let port = match port {
@@ -444,6 +490,13 @@ pub(super) fn action_list(actions: &[Action]) -> Result<Vec<u8>, EncodeError> {
                 put_mark(&mut output, *bits);
                 output.resize(output.len().next_multiple_of(8), 0);
             }
+            Action::SetTunnel(key) => {
+                output.put_u16(OFPAT_SET_FIELD);
+                output.put_u16(16);
+                output.put_u32(TUNNEL_ID);
+                output.put_u64((*key).into());
+            }
+            Action::MoveMark { mask } => put_move_mark(&mut output, *mask),
             Action::Resubmit { table } => {
                 output.put_u16(OFPAT_EXPERIMENTER);
                 output.put_u16(16);
@@ -480,6 +533,21 @@ fn put_set_register(output: &mut Vec<u8>, register: u8, bits: Masked) {
         output.put_u32(bits.value());
         output.put_u32(bits.mask());
     }
+}
+
+/// `struct ofp15_action_copy_field` (`lib/ofp-actions.c` of Open vSwitch), from these bits of the mark to the lowest of the
+/// tunnel key.
+fn put_move_mark(output: &mut Vec<u8>, mask: u32) {
+    output.put_u16(OFPAT_COPY_FIELD);
+    output.put_u16(24);
+    // Each is at most 32.
+    output.put_u16(mask.count_ones() as u16);
+    output.put_u16(mask.trailing_zeros() as u16);
+    output.put_u16(0); // the first bit of the tunnel key
+    output.put_bytes(0, 2);
+    output.put_u32(PKT_MARK);
+    output.put_u32(TUNNEL_ID);
+    output.put_bytes(0, 4);
 }
 
 /// `struct nx_action_learn` without anything to learn (`lib/ofp-actions.c` of Open vSwitch).

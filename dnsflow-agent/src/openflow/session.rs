@@ -26,7 +26,7 @@ use bytes::BytesMut;
 use dnsflow_core::{
     Timestamp,
     io::input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow},
-    values::flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
+    values::flow::{Cookie, Ends, FlowChange, FlowKey, InstalledFlow},
 };
 
 use super::{
@@ -66,6 +66,8 @@ pub struct Session {
     monitored: BTreeSet<u8>,
     /// Tables in which flows of ours may be: those written to, read from and monitored.
     tables: BTreeSet<u8>,
+    /// Those of them in which tags end.
+    ends: BTreeSet<u8>,
     /// Whether the monitor is between PAUSED and RESUMED: it then also reports our own deletions,
     /// and not all changes.
     paused: bool,
@@ -221,6 +223,7 @@ impl Session {
             counted: BTreeSet::new(),
             monitored: BTreeSet::new(),
             tables: BTreeSet::new(),
+            ends: BTreeSet::new(),
             paused: false,
             heard: now,
             probed: None,
@@ -392,6 +395,14 @@ impl Session {
         }
     }
 
+    /// A flow of ours may be in the table.
+    fn note_table(&mut self, key: &FlowKey) {
+        self.tables.insert(key.table);
+        if matches!(key.matches.ends, Ends::AnyTag | Ends::Marked { .. }) {
+            self.ends.insert(key.table);
+        }
+    }
+
     fn run_apply(&mut self, changes: &Changes) {
         let Changes {
             batch: id,
@@ -403,7 +414,7 @@ impl Session {
         for (index, change) in changes.iter().enumerate() {
             match change {
                 FlowChange::Add(key, _) | FlowChange::Delete(key, _) => {
-                    self.tables.insert(key.table);
+                    self.note_table(key);
                     messages.push((index, key.table));
                 }
                 // Open vSwitch refuses OFPTT_ALL for OFPFC_MODIFY (OFPFMFC_BAD_TABLE_ID).
@@ -454,7 +465,7 @@ impl Session {
         }
         self.dump = Some(Dump {
             number,
-            shards: shards(self.shown).into_iter(),
+            shards: shards(self.shown, &self.ends).into_iter(),
             next_at: None,
             shown: Shown::default(),
         });
@@ -467,7 +478,7 @@ impl Session {
         let request = shard.and_then(|shard| Some((shard, self.request(Request::Dump)?)));
         match request {
             Some((shard, xid)) => {
-                let (cookie, mask) = (Cookie::OURS, Cookie::OURS_MASK);
+                let (cookie, mask) = shard.cookies();
                 wire::put_flow_desc_request(&mut self.output, xid, cookie, mask, shard);
             }
             None => self.dump_done(),
@@ -719,7 +730,7 @@ impl Session {
                 for desc in reply.flow_descs() {
                     match installed(desc?) {
                         Some(mut flow) => {
-                            self.tables.insert(flow.key.table);
+                            self.note_table(&flow.key);
                             share(&mut flow, flows.last());
                             flows.push(flow);
                         }

@@ -390,7 +390,7 @@ impl<'a> FlowMod<'a> {
     }
 }
 
-/// `OFPMP_FLOW_DESC` for every table (section 7.3.5), which describes flows with their counters.
+/// `OFPMP_FLOW_DESC` (section 7.3.5), which describes flows with their counters.
 pub(super) fn put_flow_desc_request(
     output: &mut BytesMut,
     xid: u32,
@@ -418,7 +418,10 @@ fn put_flows_request(
     shard: Shard,
 ) {
     put_multipart_request(output, xid, kind, |body| {
-        body.put_u8(OFPTT_ALL);
+        body.put_u8(match shard {
+            Shard::Ends { table } => table,
+            _ => OFPTT_ALL,
+        });
         body.put_bytes(0, 3);
         body.put_u32(OFPP_ANY);
         body.put_u32(OFPG_ANY);

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use dnsflow_core::{
     Command, Input,
     io::input::{CookieCount, FlowQuestion, FlowReply, FoundFlow, Looked},
-    values::flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
+    values::flow::{Cookie, Ends, FlowChange, FlowKey, InstalledFlow},
 };
 
 use super::ovn::TABLE;
@@ -125,9 +125,11 @@ impl SimulatedSwitch {
     }
 
     fn packets(&self, key: &FlowKey) -> u64 {
-        // Addresses have flows of their own in a replay: no kernel marks packets.
-        let ends = key.matches.ends;
-        let packets = ends.dst().and_then(|dst| self.sent.get(&(ends.src(), dst)));
+        // Each address has flows of its own in a replay: no kernel marks packets.
+        let Ends::Addresses(addresses) = key.matches.ends else {
+            return 0;
+        };
+        let packets = self.sent.get(&(addresses.src(), addresses.dst()));
         packets.copied().unwrap_or_default()
     }
 }

@@ -1,6 +1,7 @@
 //! A record of the journal in octets.
 
 use std::{
+    collections::BTreeSet,
     io::{self, Read as _},
     net::IpAddr,
     sync::Arc,
@@ -8,8 +9,9 @@ use std::{
 
 use dnsflow_core::{
     Timestamp,
-    cache::journal::{Record, RecordedTerm},
-    values::{ids::PortId, name::DomainName},
+    cache::journal::{Patterns, Record, RecordedTerm, SavedGroup},
+    policy::rules::NamePattern,
+    values::{flow::Tag, ids::PortId, name::DomainName},
 };
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +25,28 @@ enum Form<'a> {
     NameGone(u32, IpAddr, &'a [u8]),
     Rules(&'a str, Option<u64>),
     Denials(u64),
+    /// The bits of the tag, and the group.
+    Group(u32, #[serde(borrow)] Option<GroupForm<'a>>),
+}
+
+/// A [`SavedGroup`] as the file has it.
+#[derive(Deserialize, Serialize)]
+struct GroupForm<'a> {
+    datapath: u32,
+    #[serde(borrow)]
+    port_groups: Vec<&'a str>,
+    is_ipv6: bool,
+    are_denials: bool,
+    #[serde(borrow)]
+    patterns: Vec<(&'a [u8], PatternForm)>,
+}
+
+/// A [`NamePattern`] as the file has it.
+#[derive(Clone, Copy, Deserialize, Serialize)]
+enum PatternForm {
+    Exact,
+    Subdomains,
+    OneLabel,
 }
 
 /// The next record of a file.
@@ -83,13 +107,15 @@ fn write(record: &Record, to: &mut Vec<u8>) {
         } => Form::NameGone(port.0, *address, name.wire()),
         Record::Rules { namespace, hash } => Form::Rules(namespace, *hash),
         Record::Denials(until) => Form::Denials(millis(*until)),
+        Record::Group { tag, group } => Form::Group(tag.bits(), group.as_ref().map(form_of)),
     };
     let at = to.len();
     to.extend([0; LEN]);
     // The vector grows, and each of the types can be written.
     let mut written = postcard::to_extend(&form, std::mem::take(to)).expect("a vector takes all");
     let len = written.len() - at - LEN;
-    // Names of DNS have 255 octets at most, those of ports and namespaces are as short (RFC 1123).
+    // Names of DNS have 255 octets at most, those of ports and namespaces are as short (RFC 1123). A group has
+    // `PATTERNS_MAX` names at most.
     match u16::try_from(len) {
         Ok(len) => written[at..at + LEN].copy_from_slice(&len.to_le_bytes()),
         Err(_) => written.truncate(at),
@@ -114,6 +140,34 @@ pub(super) fn read(from: &mut impl io::Read) -> io::Result<Read> {
         Ok(record) => Read::Record(record, LEN as u64 + u64::from(len)),
         Err(reason) => Read::Unusable(reason),
     })
+}
+
+fn form_of(group: &SavedGroup) -> GroupForm<'_> {
+    let SavedGroup {
+        datapath,
+        port_groups,
+        patterns:
+            Patterns {
+                is_ipv6,
+                are_denials,
+                patterns,
+            },
+    } = group;
+    let patterns = patterns.iter().map(|(name, pattern)| {
+        let pattern = match pattern {
+            NamePattern::Exact => PatternForm::Exact,
+            NamePattern::Subdomains => PatternForm::Subdomains,
+            NamePattern::OneLabel => PatternForm::OneLabel,
+        };
+        (name.wire(), pattern)
+    });
+    GroupForm {
+        datapath: *datapath,
+        port_groups: port_groups.iter().map(|group| &**group).collect(),
+        is_ipv6: *is_ipv6,
+        are_denials: *are_denials,
+        patterns: patterns.collect(),
+    }
 }
 
 fn of_octets(octets: &[u8]) -> Result<Record, String> {
@@ -149,6 +203,41 @@ fn of_octets(octets: &[u8]) -> Result<Record, String> {
         Form::Rules(namespace, hash) => Record::Rules {
             namespace: Arc::from(namespace),
             hash,
+        },
+        Form::Group(bits, form) => Record::Group {
+            tag: Tag::of_bits(bits).ok_or_else(|| format!("{bits:#x} is no tag"))?,
+            group: form.map(|form| group_of(form, name)).transpose()?,
+        },
+    })
+}
+
+fn group_of(
+    form: GroupForm<'_>,
+    name: impl Fn(&[u8]) -> Result<DomainName, String>,
+) -> Result<SavedGroup, String> {
+    let GroupForm {
+        datapath,
+        port_groups,
+        is_ipv6,
+        are_denials,
+        patterns,
+    } = form;
+    let patterns = patterns.into_iter().map(|(wire, pattern)| {
+        let pattern = match pattern {
+            PatternForm::Exact => NamePattern::Exact,
+            PatternForm::Subdomains => NamePattern::Subdomains,
+            PatternForm::OneLabel => NamePattern::OneLabel,
+        };
+        Ok((name(wire)?, pattern))
+    });
+    let patterns: BTreeSet<_> = patterns.collect::<Result<_, String>>()?;
+    Ok(SavedGroup {
+        datapath,
+        port_groups: port_groups.into_iter().map(Arc::from).collect(),
+        patterns: Patterns {
+            is_ipv6,
+            are_denials,
+            patterns: patterns.into_iter().collect(),
         },
     })
 }

@@ -4,8 +4,9 @@ use std::{
 };
 
 use dnsflow_core::{
-    cache::journal::RecordedTerm,
-    values::{ids::PortId, name::DomainName},
+    cache::journal::{Patterns, RecordedTerm, SavedGroup},
+    policy::rules::NamePattern,
+    values::{flow::Tag, ids::PortId, limits::PATTERNS_MAX, name::DomainName},
 };
 
 use super::*;
@@ -51,6 +52,35 @@ fn told(host: u8, name: DomainName) -> Record {
     }
 }
 
+/// A group with these patterns, in their order.
+fn group(scope: u16, patterns: impl IntoIterator<Item = (DomainName, NamePattern)>) -> Record {
+    let group = SavedGroup {
+        datapath: u32::MAX,
+        port_groups: ["a1".into(), "a2".into()].into(),
+        patterns: Patterns {
+            is_ipv6: scope == 1,
+            are_denials: scope == 2,
+            patterns: patterns.into_iter().collect(),
+        },
+    };
+    Record::Group {
+        tag: Tag::new(scope, Tag::NUMBER_MAX),
+        group: Some(group),
+    }
+}
+
+/// A group with as many patterns as one may have, all with the longest names that there are.
+fn largest_group() -> Record {
+    let names = (0..PATTERNS_MAX).map(|number| {
+        let last = format!("{number:061}");
+        let labels = [&[b'a'; 63][..], &[b'b'; 63], &[b'c'; 63], last.as_bytes()];
+        let name = DomainName::from_labels(labels).expect("labels");
+        (name, NamePattern::Subdomains)
+    });
+    let names: std::collections::BTreeSet<_> = names.collect();
+    group(3, names)
+}
+
 /// Some of each kind.
 fn records() -> Vec<Record> {
     let port = |number, name: &str, pod: Option<&str>| Record::Port {
@@ -80,6 +110,20 @@ fn records() -> Vec<Record> {
         rules("ns2", Some(3)),
         rules("ns2", None),
         Record::Denials(at(3600)),
+        group(
+            1,
+            [
+                (name("example.com"), NamePattern::Exact),
+                (name("example.com"), NamePattern::Subdomains),
+                (name("example.com"), NamePattern::OneLabel),
+            ],
+        ),
+        group(2, [(name("www.example.com"), NamePattern::OneLabel)]),
+        group(4, []),
+        Record::Group {
+            tag: Tag::new(4, Tag::NUMBER_MAX),
+            group: None,
+        },
     ]
 }
 
@@ -109,12 +153,15 @@ fn what_is_recorded_comes_back() {
     for record in records() {
         append(&mut journal, &[record]);
     }
+    append(&mut journal, &[largest_group()]);
     drop(journal);
     let (_, saved) = opened(&dir);
     let saved = saved.expect("something was left");
-    assert_eq!(saved, folded(&records()));
+    let all = records();
+    assert_eq!(saved, folded(all.iter().chain([&largest_group()])));
     assert_eq!(saved.entries.len(), 2);
     assert_eq!(saved.rules.len(), 1);
+    assert_eq!(saved.groups.len(), 3);
     remove(&dir.0).expect("removed");
     assert_eq!(opened(&dir).1, None);
 }

@@ -216,16 +216,21 @@ const POD: RowId = RowId::new(0x105);
 pub(crate) fn resync(stage: &Stage<'_>) -> Result<Measured> {
     let entries = stage.scale(100_000, 2000);
     let mut node = Node::new(usize::try_from(entries)?);
-    for number in 0..entries {
+    node.answer(0)?;
+    let of_first = node.engine.flow_count();
+    for number in 1..entries {
         node.answer(number)?;
     }
+    // Those of the group are there once for all addresses.
     let flows = node.engine.flow_count();
     ensure!(
-        flows == usize::try_from(entries)?,
-        "{flows} flows for {entries} answers"
+        flows == of_first + usize::try_from(entries)? - 1,
+        "{flows} flows for {entries} answers, {of_first} for the first"
     );
     let mut millis = Vec::new();
     for round in 0..stage.scale(20, 3) {
+        // A dump says nothing of a flow that was written when it began.
+        node.now = node.now + Duration::from_millis(1);
         node.give(Input::SwitchDown);
         node.obey();
         let start = Instant::now();
@@ -244,10 +249,7 @@ pub(crate) fn resync(stage: &Stage<'_>) -> Result<Measured> {
         }));
         let changes = node.obey();
         millis.push(start.elapsed().as_secs_f64() * 1e3);
-        ensure!(
-            changes == usize::try_from(entries)?,
-            "{changes} changes for {entries} flows"
-        );
+        ensure!(changes == flows, "{changes} changes for {flows} flows");
     }
     let latency = Distribution::of(millis).context("rounds")?.latency();
     Ok(Measured::default().field("resync_ms_100k", latency)?.line(

@@ -53,7 +53,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     let mut asker = Asker::new(stage.lab, RULED)?;
     let at_first = stage.lab.dnsflow_flow_count()?;
     ensure!(at_first > 0, "an answer has opened nothing");
-    let each = stage.flows_of_an_address(at_first);
+    let each = stage.flows_of_an_address();
     let before = resident_mib(agent.pid())?;
 
     let mut resolved = WARM_UP;
@@ -61,7 +61,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         let count = upto - resolved;
         stage.resolve(&mut asker, stage.fresh(count), resolved)?;
         resolved = upto;
-        wait_for(stage, at_first.max(each * usize::try_from(upto)?))?;
+        wait_for(stage, at_first + each * usize::try_from(upto - WARM_UP)?)?;
         Ok(())
     };
     fill(entries / 2)?;

@@ -48,7 +48,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     let numbers = stage.fresh(addresses);
     let of_warm_up = stage.lab.dnsflow_flow_count()?;
     stage.resolve(&mut Asker::new(stage.lab, RULED)?, numbers.clone(), WARM_UP)?;
-    let flows = of_warm_up + stage.flows_of_an_address(of_warm_up) * usize::try_from(addresses)?;
+    let flows = of_warm_up + stage.flows_of_an_address() * usize::try_from(addresses)?;
     wait_until("the flows of all addresses", LIMIT, || {
         Ok(stage.lab.dnsflow_flow_count()? == flows)
     })?;

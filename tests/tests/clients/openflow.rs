@@ -18,8 +18,8 @@ use dnsflow_agent::openflow::{Connection, Event, LostReason};
 use dnsflow_core::{
     io::input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply},
     values::flow::{
-        Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Masked, Match,
-        Protocol, Sentinel, Transport,
+        Action, Addresses, Cookie, Ends, FlowBody, FlowChange, FlowKey, InstalledFlow, Masked,
+        Match, Protocol, Sentinel, Tag, Transport, text,
     },
 };
 use dnsflow_tests::{
@@ -294,7 +294,7 @@ fn v6(number: u16) -> Addresses {
 }
 
 /// A flow like those in OVN's `ls_out_acl_eval`.
-fn key(table: u8, addresses: Addresses) -> FlowKey {
+fn key(table: u8, ends: impl Into<Ends>) -> FlowKey {
     FlowKey {
         table,
         priority: 10_999,
@@ -305,7 +305,7 @@ fn key(table: u8, addresses: Addresses) -> FlowKey {
                 (8, Masked::new(0x8000_0000, 0xc000_0000)),
                 (14, Masked::new(5, u32::MAX)),
             ])),
-            ends: addresses.into(),
+            ends: ends.into(),
             transport: None,
         },
     }
@@ -336,14 +336,28 @@ fn body(tag: u32) -> FlowBody {
     }
 }
 
-/// Flows of every form that a rule can take.
+/// The packets of one IP version with a tag.
+fn tagged(is_ipv6: bool) -> Ends {
+    Ends::Tagged {
+        tag: Tag::new(Tag::SCOPE_MAX, 7),
+        is_ipv6,
+    }
+}
+
+/// Flows of every form that there is.
 fn all_forms() -> Vec<FlowKey> {
     let mut keys = Vec::new();
-    for addresses in [v4(1), v6(1)] {
-        keys.push(key(46, addresses));
+    let of_all_packets = [
+        Ends::Untranslated,
+        Ends::AnyTag,
+        Ends::Marked { bit: 1 << 31 },
+    ];
+    keys.extend(of_all_packets.map(|ends| key(46, ends)));
+    for ends in [v4(1).into(), v6(1).into(), tagged(false), tagged(true)] {
+        keys.push(key(46, ends));
         for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
             for port in [None, Some(443)] {
-                let mut key = key(46, addresses);
+                let mut key = key(46, ends);
                 key.matches.transport = Some(Transport { protocol, port });
                 keys.push(key);
             }
@@ -384,10 +398,26 @@ async fn flows_are_in_the_switch_after_the_result_and_read_back_as_written() -> 
     for in_each in ["cookie=", "hard_timeout=300,"] {
         ensure!(printed.matches(in_each).count() == keys.len(), "{printed}");
     }
-    let simple = "priority=10999,tcp,reg0=0x100/0x100,reg8=0x80000000/0xc0000000,reg14=0x5,\
-        metadata=0x3,nw_src=10.244.0.5,nw_dst=203.0.113.1,tp_dst=443 \
-        actions=set_field:0x10000/0x10000->reg8,resubmit(,47)";
-    ensure!(printed.contains(simple), "{printed}");
+    // It leaves out table 0.
+    let same = |line: &str| {
+        let mut parts: Vec<&str> = line.trim().split(", ").collect();
+        let is_counter = |part: &str| {
+            let counters = [
+                "duration=",
+                "n_packets=",
+                "n_bytes=",
+                "hard_timeout=",
+                "idle_age=",
+            ];
+            counters.iter().any(|counter| part.starts_with(counter)) || part == "table=0"
+        };
+        parts.retain(|part| !is_counter(part));
+        parts.join(", ")
+    };
+    let lines = printed.lines().filter(|line| line.contains("cookie="));
+    let printed: BTreeSet<String> = lines.map(same).collect();
+    let flows = keys.iter().map(|key| same(&text::flow(key, &body(1))));
+    assert_eq!(flows.collect::<BTreeSet<_>>(), printed);
     switch.ofctl("add-flow", &["table=46,ip,actions=drop"])?;
 
     let flows = client.dump().await?;
@@ -402,6 +432,53 @@ async fn flows_are_in_the_switch_after_the_result_and_read_back_as_written() -> 
     Ok(())
 }
 
+/// They say in text and in bytes the same as `ovs-ofctl`'s.
+#[tokio::test]
+async fn actions_are_printed_as_ovs_ofctl_prints_them() -> Result<()> {
+    let Some(switch) = Switch::start()? else {
+        return Ok(());
+    };
+    let mut client = Client::connect(&switch).await?;
+    let lists = [
+        vec![Action::SetTunnel(0), Action::Resubmit { table: 47 }],
+        vec![Action::SetTunnel(Tag::new(1, 2).bits())],
+        vec![
+            Action::SetTunnel(Tag::new(5, 0).bits()),
+            Action::MoveMark { mask: 0xffe0_0000 },
+            Action::SetMark(Masked::new(0, 0xffe0_0000)),
+        ],
+        vec![Action::MoveMark { mask: u32::MAX }],
+        vec![Action::MoveMark { mask: 1 << 4 }],
+        vec![],
+    ];
+    let flows = lists.into_iter().zip(1..).map(|(actions, number)| {
+        let body = FlowBody {
+            actions: actions.into(),
+            ..body(u32::from(number))
+        };
+        (key(46, v4(number)), body)
+    });
+    let flows: Vec<(FlowKey, FlowBody)> = flows.collect();
+    let add = |(key, body): &(FlowKey, FlowBody)| FlowChange::Add(key.clone(), body.clone());
+    client
+        .apply(false, flows.iter().map(add).collect())
+        .await??;
+    for (key, body) in &flows {
+        let cookie = format!("cookie={:#x}/-1", body.cookie.bits());
+        let printed = switch.ofctl("dump-flows", &[&cookie])?;
+        let text = text::flow(key, body);
+        let (_, actions) = text.split_once(" actions=").context("actions")?;
+        ensure!(
+            printed.trim_end().ends_with(&format!(" actions={actions}")),
+            "{text}: {printed}"
+        );
+    }
+    Ok(())
+}
+
+/// Groups of eight namespaces with a flow each: for more than one question.
+const SHARDED_GROUPS: u16 = 5_000;
+
 #[tokio::test]
 async fn a_dump_in_shards_shows_every_flow_once() -> Result<()> {
     let Some(switch) = Switch::start()? else {
@@ -409,9 +486,44 @@ async fn a_dump_in_shards_shows_every_flow_once() -> Result<()> {
     };
     let mut client = Client::connect(&switch).await?;
     let of_both = |number: u16| [numbered(number.into()), key(46, v6(number))];
-    let keys: BTreeSet<FlowKey> = (0..10_000).flat_map(of_both).collect();
-    let all: Vec<FlowKey> = keys.iter().cloned().collect();
-    client.apply(false, adds(&all)).await??;
+    let sentinel = Sentinel {
+        table: 46,
+        cookie: Cookie::new(2),
+    };
+    let mut keys: BTreeSet<FlowKey> = (0..10_000).flat_map(of_both).collect();
+    let add = |key: &FlowKey, cookie| {
+        let body = FlowBody { cookie, ..body(1) };
+        FlowChange::Add(key.clone(), body)
+    };
+    let of_tag = Cookie::of_tag(Tag::new(1, 2), None);
+    let tags = keys.iter().map(|key| add(key, of_tag));
+    client.apply(false, tags.collect()).await??;
+    let others = [
+        Ends::Untranslated,
+        Ends::AnyTag,
+        Ends::Marked { bit: 1 },
+        tagged(false),
+        tagged(true),
+    ];
+    // Tags end in another table.
+    let others = others.map(|ends| match ends {
+        Ends::AnyTag | Ends::Marked { .. } => key(51, ends),
+        _ => key(46, ends),
+    });
+    let of_groups = (1..=SHARDED_GROUPS).map(|number| {
+        let (is_ipv6, tag) = (number % 2 == 0, Tag::new(1 + number % 8, number / 8));
+        key(46, Ends::Tagged { is_ipv6, tag })
+    });
+    let of_groups: Vec<FlowKey> = of_groups.collect();
+    let further = others.iter().chain(&of_groups);
+    let further = further.map(|key| add(key, Cookie::new(2)));
+    let of_sentinel = add(&sentinel.key(), Cookie::new(3));
+    client
+        .apply(false, further.chain([of_sentinel]).collect())
+        .await??;
+    keys.extend(others);
+    keys.extend(of_groups);
+    keys.insert(sentinel.key());
     switch.ofctl("add-flow", &["table=46,ip,actions=drop"])?;
     for round in ["at once", "in shards"] {
         let flows = client.dump().await?;
@@ -433,7 +545,7 @@ async fn delete_takes_only_our_flow_and_only_with_its_cookie() -> Result<()> {
         .apply(true, adds(&[first.clone(), second.clone()]))
         .await??;
     let foreign = "table=46,priority=10999,cookie=0x7,metadata=3,reg0=0x100/0x100,reg8=0x80000000/0xc0000000,\
-        reg14=5,ip,nw_src=10.244.0.5,nw_dst=203.0.113.9,actions=drop";
+        reg14=5,ip,tun_id=0,nw_src=10.244.0.5,nw_dst=203.0.113.9,actions=drop";
     switch.ofctl("add-flow", &[foreign])?;
 
     let wrong = FlowChange::Delete(first.clone(), Some(Cookie::new(2)));
@@ -815,7 +927,7 @@ async fn only_what_others_do_to_our_flows_is_reported() -> Result<()> {
 
     let text = |number: u8, rest: &str| {
         format!(
-            "table=46,metadata=3,reg0=0x100/0x100,reg8=0x80000000/0xc0000000,reg14=5,ip,\
+            "table=46,metadata=3,reg0=0x100/0x100,reg8=0x80000000/0xc0000000,reg14=5,ip,tun_id=0,\
             nw_src=10.244.0.5,nw_dst=203.0.113.{number}{rest}"
         )
     };

@@ -18,7 +18,7 @@ use dnsflow_core::{
     testing::{BASE, GROUP, Node, answer_frame, firewall, firewalls, ifindex_of},
     values::{
         firewall::{Destination, Rule, RuleAction},
-        flow::{Action, Addresses, Ends, Masked, Protocol, Transport},
+        flow::{Action, Addresses, Ends, Masked, Protocol, Tag, Transport},
         name::DnsName,
     },
 };
@@ -401,17 +401,23 @@ impl Recording {
                     }
                 }
             }
-            let found: BTreeSet<_> = self
-                .node
-                .switch
+            let told = Ends::Addresses(Addresses::V4 {
+                src: POD,
+                dst: address.into(),
+            });
+            let switch = &self.node.switch;
+            let tags: BTreeSet<Tag> = switch
+                .iter()
+                .filter(|(key, _)| key.matches.ends == told)
+                .filter_map(|(_, (cookie, _))| cookie.tag())
+                .collect();
+            let is_of_group = |ends| match ends {
+                Ends::Tagged { tag, is_ipv6 } => !is_ipv6 && tags.contains(&tag),
+                _ => false,
+            };
+            let found: BTreeSet<_> = switch
                 .keys()
-                .filter(|key| {
-                    key.matches.ends
-                        == Ends::Addresses(Addresses::V4 {
-                            src: POD,
-                            dst: address.into(),
-                        })
-                })
+                .filter(|key| is_of_group(key.matches.ends))
                 .map(|key| {
                     let hint = key.matches.registers[&0];
                     (key.priority, hint, key.matches.transport)

@@ -21,12 +21,11 @@ fn is_closed(lab: &Lab, last: u8, why: &str) {
     assert!(!out, "{to}: {why}");
 }
 
-/// Our flows to 203.0.113.`last`, and whether all of them are at this priority.
+/// Whether the flows of 203.0.113.`last`'s group are there, all of them at this priority.
 fn are_at(flows: &[String], last: u8, priority: usize) -> bool {
-    let to = format!("nw_dst=203.0.113.{last} ");
-    let mut flows = flows.iter().filter(|flow| flow.contains(&to)).peekable();
+    let flows = Lab::of_groups_of(flows, [203, 0, 113, last].into());
     let place = format!("priority={priority},");
-    flows.peek().is_some() && flows.all(|flow| flow.contains(&place))
+    !flows.is_empty() && flows.iter().all(|flow| flow.contains(&place))
 }
 
 #[test]

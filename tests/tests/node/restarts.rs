@@ -88,6 +88,9 @@ fn without_an_agent() {
         fetch.expect("curl runs").result
     };
     fetch("http://www.example.com/", PATIENT).expect("the rule allows it");
+    // By marks, a port without an address may get its own flow with the restart.
+    let told = lab.pod("ns1_pod2").resolve("www.example.com");
+    told.expect("the name is known");
     assert_eq!(timeouts(&lab), BTreeSet::from(["3600".to_owned()]));
     let before = lab.dnsflow_flows().expect("the dump runs");
     agent.kill().expect("it is killed");

@@ -95,7 +95,7 @@ pub(crate) fn stated(text: &str) -> String {
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", "<time>"),
         (r"cookie=0x444e5346[0-9a-f]+", "cookie=<cookie>"),
         (r"table=\d+", "table=<n>"),
-        (r"(,(reg\d+|metadata)=[^, ]+)+", ",<registers>"),
+        (r"(,(reg\d+|metadata)=[^,\s]+)+", ",<registers>"),
         (r"(?m)actions=\S+?(, |$)", "actions=<actions>$1"),
         (&format!(r"\b{version}( \([0-9a-f]+\))?"), "<version>"),
         (r"Linux \d\S+", "Linux <version>"),
@@ -136,7 +136,9 @@ fn realigned(text: &str) -> String {
             Some(columns) => {
                 let cells = gap.split(line).zip(columns);
                 let cells = cells.map(|(cell, head)| match (*head, cell) {
-                    ("PACKETS", cell) if cell != "0" && cell != "PACKETS" => "<n>",
+                    ("PACKETS", "PACKETS" | "0" | "0 (group)") => cell,
+                    ("PACKETS", cell) if cell.ends_with(" (group)") => "<n> (group)",
+                    ("PACKETS", _) => "<n>",
                     _ => cell,
                 });
                 cells.collect::<Vec<_>>().join("\t")

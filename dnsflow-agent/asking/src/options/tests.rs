@@ -39,11 +39,21 @@ fn a_mark_mask_is_bits_in_one_piece() {
     for (text, wanted) in [
         ("0xffe00000", Ok(0xffe0_0000)),
         ("0x1", Ok(1)),
+        ("0xfff", Ok(0xfff)),
+        ("0xfff00000", Ok(0xfff0_0000)),
         ("4080", Err("a mask begins with 0x")),
         ("0x0", Err("a mask has at least one bit")),
         (
             "0xf0f",
             Err("the bits of the mask are not all in one piece"),
+        ),
+        (
+            "0x1fff",
+            Err("a mask has at most 12 bits, as 0xfff00000 has, and this one has 13"),
+        ),
+        (
+            "0xffffffff",
+            Err("a mask has at most 12 bits, as 0xfff00000 has, and this one has 32"),
         ),
     ] {
         let read = parse_mark_mask(text).map(NonZeroU32::get);

@@ -42,6 +42,7 @@ fn entry() -> EntryView {
             packets: 7,
             idle_s: 2,
             is_missing: false,
+            is_of_group: false,
         }],
         packets: Some(7),
         used_s: Some(2),
@@ -252,6 +253,66 @@ POD        NAME              ADDRESS       TTL    SOURCE   RULES   PACKETS   USE
 ns1/pod1   www.example.com   203.0.113.1   1h2m   in_use   0,3     7         2s ago
 ns1/pod1   www.example.com   203.0.113.1   1h2m   in_use   0,3     -         never
 "
+    );
+}
+
+/// An address with this flow, and with one of a group.
+fn with_group(flow: &str) -> EntryView {
+    let own = FlowView {
+        flow: flow.into(),
+        ..entry().flows.remove(0)
+    };
+    let of_group = FlowView {
+        flow: "tun_id=0x801001 actions=drop".into(),
+        packets: 9,
+        is_of_group: true,
+        ..own.clone()
+    };
+    EntryView {
+        flows: vec![own, of_group],
+        ..entry()
+    }
+}
+
+#[test]
+fn a_flow_of_a_group_is_printed_once() {
+    let mut printed = Printed::default();
+    let entries = [with_group("nw_dst=1"), with_group("nw_dst=2")];
+    let rows = entries.iter();
+    let rows = rows.flat_map(|entry| FlowRow::of(entry, &mut printed));
+    let rows: Vec<_> = rows.map(|row| row.cells()).collect();
+    let cells = rows.iter().map(|cells| [&*cells[3], &*cells[5]]);
+    let group = ["9 (group)", "tun_id=0x801001 actions=drop"];
+    assert_eq!(
+        cells.collect::<Vec<_>>(),
+        [["7", "nw_dst=1"], group, ["7", "nw_dst=2"]]
+    );
+    let explained = |entry: EntryView| ExplainedAddress {
+        address: Some(entry.address),
+        verdict: Verdict::Allowed,
+        reason: Reason::AllowedByName,
+        rule: Some(0),
+        text: "it is allowed".into(),
+        remedy: None,
+        steps: vec![],
+        entry: Some(entry),
+        heard: vec![],
+    };
+    let explanation = Explanation {
+        port: port(),
+        verdict: Verdict::Allowed,
+        addresses: entries.map(explained).into(),
+        hints: vec![],
+    };
+    let text = text_of(|output| explanations(&[explanation], "www.example.com", output));
+    let flows: Vec<&str> = text.lines().filter(|line| line.contains("flow")).collect();
+    assert_eq!(
+        flows,
+        [
+            "  flow nw_dst=1, 7 packets, used: 2s ago",
+            "  flow tun_id=0x801001 actions=drop, 9 packets to all addresses of its group, used: 2s ago",
+            "  flow nw_dst=2, 7 packets, used: 2s ago",
+        ]
     );
 }
 

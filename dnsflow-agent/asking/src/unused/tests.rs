@@ -24,6 +24,7 @@ fn entry(name: &str, rules: &[u32], packets: u64) -> EntryView {
             packets,
             idle_s: 7,
             is_missing: false,
+            is_of_group: false,
         }],
         packets: Some(packets),
         used_s: (packets > 0).then_some(7),
@@ -151,7 +152,7 @@ fn packets_to_an_address_of_two_names_count_for_the_rule_that_decides() {
                       {type: Allow, to: {dnsName: b.test}}";
     let (used, _) = of_entries(with_ports, std::slice::from_ref(&both));
     assert_eq!(used, [Used::NotKnown, Used::NotKnown]);
-    // By a mark, packets that a network allows are seen as well.
+    // Packets that a network allows are seen as well, with a mark and with flows.
     let network =
         "{type: Allow, to: {cidrSelector: 203.0.113.0/24}, ports: [{protocol: TCP, port: 443}]},
                    {type: Allow, to: {dnsName: b.test}}";
@@ -160,10 +161,10 @@ fn packets_to_an_address_of_two_names_count_for_the_rule_that_decides() {
         packets: None,
         ..counted.clone()
     };
-    let (used, _) = of_entries(network, &[counted]);
-    assert_eq!(used, [Used::Never, Used::Connected]);
-    let (used, _) = of_entries(network, &[marked]);
-    assert_eq!(used, [Used::NotKnown, Used::NotKnown]);
+    for entry in [counted, marked] {
+        let (used, _) = of_entries(network, &[entry]);
+        assert_eq!(used, [Used::NotKnown, Used::NotKnown]);
+    }
 }
 
 #[test]

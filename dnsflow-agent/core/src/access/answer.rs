@@ -7,22 +7,23 @@ use std::{
     time::Duration,
 };
 
-use super::{Access, Planning, plan, whose};
+use super::{Access, patterns_of, whose};
 use crate::{
     Timestamp,
-    cache::{End, FailedConnection, FailedQuestion, Resolution},
+    cache::{Cache, End, FailedConnection, FailedQuestion, Resolution},
     dns::{Answer, Failure, FailureKind, QuestionType, Response, answers, tcp::ServerEnd},
-    installed::{Batch, Expected, GroupId, Written},
+    installed::{Batch, Expected, Fit, Flows, Tagging, Written},
     io::output::Output,
     policy::{
         Mention,
-        plan::{MatchedRules, Planned, Room, matched_rules},
+        plan::{MatchedRules, Patterns, matched_rules},
         rules::{ActiveRule, RuleSet, is_dry_run},
     },
     values::{
         firewall::RuleAction,
+        flow::{Addresses, Ends, Tag},
         ids::PortId,
-        limits::{FLOWS_PER_ADDRESS_MAX, LEFT_OUT_NAMED_MAX, Limit},
+        limits::{LEFT_OUT_NAMED_MAX, Limit, NAMES_PER_ADDRESS_MAX},
         name::DomainName,
         resolver::ServerId,
     },
@@ -294,28 +295,62 @@ impl Access<'_> {
         }
     }
 
-    /// How much an answer may change; `waiting` gives how many changes wait between a pod's address and another.
+    /// How much an answer may change; `waiting` gives how many changes wait between these ends.
     pub(crate) fn expected(
         &self,
         reading: &ReadAnswer,
-        waiting: impl Fn(IpAddr, IpAddr) -> usize,
+        waiting: impl Fn(Ends) -> usize,
     ) -> Expected {
         let addresses = reading.if_denied();
         let of_recipient = |recipient: &Recipient| {
             let row = &self.ports.get(recipient.port)?.row;
             let sets = self.policy.sets(row);
-            let of_rule = |rule: &ActiveRule| {
-                let of_family = |v6| rule.flow_count(v6, row.addresses.len());
-                of_family(true).max(of_family(false))
+            let groups = self.cache.groups();
+            let of_rules = [false, true].map(|is_ipv6| {
+                let rules = rules(&sets, &recipient.matched);
+                rules.map(|rule| rule.flow_count(is_ipv6, 1)).sum::<usize>()
+            });
+            // The flows of its group, if they are not there.
+            let of_group = |is_ipv6: bool| {
+                let mut addresses = addresses.iter();
+                let is_there = addresses.any(|(address, _)| address.is_ipv6() == is_ipv6);
+                let patterns = Patterns::of(&sets, (is_ipv6, false), &recipient.matched);
+                let patterns = patterns.filter(|_| is_there);
+                patterns.map_or(0, |patterns| match groups.of(recipient.port, &patterns) {
+                    Some(tag) => waiting(Ends::Tagged { tag, is_ipv6 }),
+                    None => of_rules[usize::from(is_ipv6)],
+                })
             };
-            let of_rules = rules(&sets, &recipient.matched).map(of_rule).sum::<usize>();
-            let of_rules = of_rules.min(FLOWS_PER_ADDRESS_MAX);
+            let of_groups = of_group(false) + of_group(true);
+            // Those of the group that an address has, if they are lost, or if the address gets further patterns.
+            let mut former = BTreeMap::new();
+            for (address, _) in addresses {
+                let entry = self.cache.entry(recipient.port, *address);
+                if let Some(tag) = entry.and_then(|entry| entry.installed.tag()) {
+                    former.insert(tag, address.is_ipv6());
+                }
+            }
+            let of_former = former.into_iter().map(|(tag, is_ipv6)| {
+                let patterns = groups.patterns(tag);
+                let has_all = patterns.is_none_or(|one| one.have(&sets, &recipient.matched));
+                if has_all && groups.is_in_force(tag) {
+                    return 0;
+                }
+                let further = if has_all {
+                    0
+                } else {
+                    of_rules[usize::from(is_ipv6)]
+                };
+                further + groups.flows(tag).map_or(0, Flows::len)
+            });
             let at = |(address, _): &(IpAddr, Duration)| {
                 let sources = row.addresses.iter();
-                let waiting: usize = sources.map(|source| waiting(*source, *address)).sum();
-                of_rules + waiting + self.cache.changes_at_most(recipient.port, *address)
+                let ends = sources.filter_map(|source| Addresses::between(*source, *address));
+                let waiting: usize = ends.map(|ends| waiting(Ends::Addresses(ends))).sum();
+                row.addresses.len() + waiting
             };
-            let planned: usize = addresses.iter().map(at).sum();
+            let of_former: usize = of_former.sum();
+            let planned = of_groups + of_former + addresses.iter().map(at).sum::<usize>();
             let name = &reading.answer.name;
             let room = self
                 .cache
@@ -370,12 +405,10 @@ impl Access<'_> {
         outcome.matched = !matched.is_empty();
         let mut opens = false;
         let facts = self.policy.facts(id, &port.row, &sets);
-        let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
+        let facts = facts.filter(|_| self.cache.groups().knows(id));
         let is_dry_run = is_dry_run(&sets);
-        let policy = self.policy;
-        let version = || policy.rules_version(&port.row);
-        // The flows of this name, by family and room. Nearly every address has only this name, and no flow yet.
-        let mut of_name: BTreeMap<(bool, Room), Planned> = BTreeMap::new();
+        // The patterns of this name, by family. Nearly every address has only this name.
+        let mut of_name: BTreeMap<bool, Option<Patterns>> = BTreeMap::new();
         let name = &reading.answer.name;
         let addresses = match is_to_be_denied {
             true => reading.if_denied(),
@@ -415,13 +448,18 @@ impl Access<'_> {
                 is_to_be_denied,
                 standing: &standing,
             };
+            let names = |cache: &Cache| {
+                let entry = cache.entry(id, *address);
+                entry.map_or(0, |entry| entry.names.len())
+            };
+            let names_before = names(self.cache);
             let is_news = self.learn(resolution, batch, out);
+            let gave_way = names(self.cache) <= names_before;
             let cache = &mut *self.cache;
-            let is_again = cache.is_lost(id, *address)
-                || cache.has_room_again(id, *address, now)
-                || is_unplanned;
-            let lacks_flows =
-                cache.lacks_flows(id, *address) && self.budget.has_left(asked.asker, now);
+            let has_budget_left = self.budget.has_left(asked.asker, now);
+            let looks_for_room = cache.may_have_room(id, *address) && has_budget_left;
+            let is_again = cache.is_lost(id, *address) || is_unplanned || looks_for_room;
+            let lacks_flows = cache.lacks_flows(id, *address) && has_budget_left;
             // Over budget, a name that will be denied is remembered, and opens nothing before an answer of later.
             if is_over_budget {
                 cache.note_unplanned(id, *address, true);
@@ -430,51 +468,51 @@ impl Access<'_> {
             if !is_news && !is_again && !lacks_flows {
                 continue;
             }
-            let space = cache.space(id, *address);
-            let Some(entry) = self.cache.entry_mut(id, *address) else {
+            let learned = batch.len();
+            let key = (id, *address);
+            let Some(entry) = self.cache.entry(id, *address) else {
                 continue;
             };
-            let learned = batch.len();
-            let planner = &mut self.plans.planner;
+            let Some(facts) = facts else {
+                self.cache.withdraw(key, batch);
+                continue;
+            };
+            let may_stay = is_news && !gave_way && !is_again && !lacks_flows;
+            if entry.names.len() > NAMES_PER_ADDRESS_MAX && may_stay {
+                // Most further names of an address with many change nothing, and each is to cost little.
+                let tag = entry.installed.tag();
+                let patterns = tag.and_then(|tag| self.cache.groups().patterns(tag));
+                let stays = match patterns {
+                    Some(patterns) => patterns.have(&sets, matched),
+                    None => entry.fit == Fit::Cut && !is_denied,
+                };
+                if stays && !is_dry_run {
+                    continue;
+                }
+            }
             let is_alone = entry.names.len() == 1 && entry.names.until(name).is_some();
-            let is_alone = is_alone && !entry.is_refused;
-            let planned = match facts {
-                Some(facts) if is_alone && space.has.is_empty() => {
-                    let planned = of_name
-                        .entry((address.is_ipv6(), space.room))
-                        .or_insert_with(|| planner.for_patterns(facts, *address, matched, &space));
-                    Some(planned.clone())
-                }
-                Some(facts) => {
-                    let planning = Planning {
-                        address: *address,
-                        space,
-                        version: &version,
-                        further: is_news.then_some(matched),
-                        may_stay: is_news && !is_again && !lacks_flows && !is_dry_run,
-                    };
-                    plan(planner, facts, entry, planning)
-                }
-                None => {
-                    entry.names.take_deciding();
-                    Some(Planned::default())
-                }
+            let is_ipv6 = address.is_ipv6();
+            let patterns = match is_alone && !entry.is_refused {
+                true => of_name
+                    .entry(is_ipv6)
+                    .or_insert_with(|| Patterns::of(&sets, (is_ipv6, false), matched))
+                    .clone(),
+                false => patterns_of(&sets, entry, *address),
             };
-            let planned = match planned {
-                Some(planned) if is_dry_run => {
-                    if !planned.plan.is_empty() && !is_denied {
-                        outcome.would_open.insert(*address);
-                        opens = true;
-                    }
-                    Some(planned.without_flows())
+            let planner = &mut self.plans.planner;
+            if is_dry_run {
+                let size = patterns.map_or(0, |patterns| planner.size(facts, &patterns));
+                if size > 0 && !is_denied {
+                    outcome.would_open.insert(*address);
+                    opens = true;
                 }
-                planned => planned,
-            };
-            let enforced =
-                planned.map(|planned| self.cache.enforce((id, *address), planned, None, batch));
-            let enforced = enforced.unwrap_or_default();
+                continue;
+            }
+            let mut tagging = Tagging { facts, planner };
+            let cache = &mut *self.cache;
+            let enforced = cache.enforce(key, patterns.as_ref(), &mut tagging, batch);
             if lacks_flows {
-                self.cache.replace_mark(id, *address, batch);
+                cache.replace_mark(key, &mut tagging, batch);
             }
             if enforced.added > 0 {
                 outcome.opened.insert(*address);
@@ -483,7 +521,9 @@ impl Access<'_> {
             if batch.adds_since(learned) {
                 batch.is_for(&port.row, *address);
             }
-            let changes = batch.cost().since(before);
+            let mut changes = batch.cost().since(before);
+            // The search for room costs time, too.
+            changes.flows = changes.flows.max(usize::from(looks_for_room));
             match is_denied {
                 true => self.budget.spend_denied(asked.asker, changes, now),
                 false => self.budget.spend(asked.asker, changes, now),
@@ -496,12 +536,9 @@ impl Access<'_> {
         outcome
     }
 
-    /// The groups that the kernel may give to further addresses of names that the same rules match, each with whether
-    /// the addresses are of IPv6: an address that has this name alone has the group, which is in force.
-    pub(crate) fn groups_in_force(
-        &self,
-        reading: &ReadAnswer,
-    ) -> impl Iterator<Item = (bool, GroupId)> {
+    /// The tags that the kernel may give to further addresses of names that the same rules match, each with whether
+    /// the addresses are of IPv6: an address that has this name alone has the tag, whose flows are in force.
+    pub(crate) fn tags_in_force(&self, reading: &ReadAnswer) -> impl Iterator<Item = (bool, Tag)> {
         let Asked { asker, mention, .. } = reading.asked;
         let recipients = || reading.recipients.0.iter();
         // The kernel opens at the asker's port alone: no other port of the pod may have a rule for the name.
@@ -517,11 +554,11 @@ impl Access<'_> {
             let entry = self.cache.entry(*port, *address)?;
             let has_this_alone = entry.names.len() == 1
                 && entry.names.until(&reading.answer.name).is_some()
-                && entry.cut.is_none();
-            let id = entry.installed.group().filter(|_| has_this_alone)?;
+                && entry.fit == Fit::Exact;
+            let tag = entry.installed.tag().filter(|_| has_this_alone)?;
             let groups = self.cache.groups();
-            let is_open = entry.installed.is_marked() && entry.installed.is_by_mark_alone();
-            (is_open && groups.is_in_force(id)).then_some((is_ipv6, id))
+            let is_open = entry.installed.is_marked() && groups.is_in_force_at(*port, tag);
+            is_open.then_some((is_ipv6, tag))
         })
     }
 
@@ -530,7 +567,7 @@ impl Access<'_> {
         let addresses = reading.if_denied().iter().map(|(address, _)| *address);
         reading.recipients.0.iter().flat_map(move |recipient| {
             let addresses = addresses.clone();
-            addresses.filter_map(|address| self.cache.written(recipient.port, address))
+            addresses.flat_map(|address| self.cache.written(recipient.port, address))
         })
     }
 

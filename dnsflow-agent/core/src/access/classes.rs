@@ -13,9 +13,9 @@ use std::{
 use crate::{
     Command, Timestamp,
     access::elements::{Element, Elements},
-    installed::{GroupId, Groups},
+    installed::{Groups, NotInForce},
     io::{input::ClassChange, output::Output},
-    values::{class::NameClass, ids::PortId},
+    values::{class::NameClass, flow::Tag, ids::PortId},
 };
 
 /// The classes that the kernel knows, and what it is still to be told.
@@ -59,7 +59,7 @@ struct OfPort {
 /// The group of a class, as the kernel was told.
 #[derive(Clone, Copy, Debug)]
 struct ToldGroup {
-    group: GroupId,
+    group: Tag,
     element: Element,
     /// The turn in which the agent has decided to tell the kernel.
     turn: u64,
@@ -73,16 +73,16 @@ impl Classes {
     pub(crate) fn open(
         &mut self,
         (port, class): (PortId, NameClass),
-        id: GroupId,
+        tag: Tag,
         groups: &Groups,
         now: Timestamp,
     ) {
-        let (Some(ifindex), Some(mark)) = (groups.interface(port), groups.mark(id)) else {
+        let (Some(ifindex), Some(mark)) = (groups.interface(port), groups.mark(tag)) else {
             return;
         };
         let of_port = self.of_ports.get(&port);
         match of_port.and_then(|of_port| of_port.groups.get(&class)) {
-            Some(told) if told.group == id => return,
+            Some(told) if told.group == tag => return,
             Some(_) => self.take_away(port, port, |groups| groups.remove_entry(&class)),
             None => {}
         }
@@ -95,7 +95,7 @@ impl Classes {
             marked_beside: BTreeMap::new(),
         });
         let told = ToldGroup {
-            group: id,
+            group: tag,
             element,
             turn: self.turn,
             at: None,
@@ -105,7 +105,7 @@ impl Classes {
         self.changes.push(ClassChange::Set {
             ifindex,
             class,
-            mark: mark.value(),
+            mark,
             element,
         });
     }
@@ -142,7 +142,7 @@ impl Classes {
 
     /// The kernel does not have the classes of these elements. The next answer of each tries again.
     pub(crate) fn refused(&mut self, elements: &BTreeSet<Element>) {
-        self.retain(|told| !elements.contains(&told.element));
+        self.retain(|_, told| !elements.contains(&told.element));
     }
 
     /// Whether the kernel could open addresses of this class by the rules of today when it captured a frame.
@@ -256,21 +256,21 @@ impl Classes {
         marked_beside.into_keys().collect()
     }
 
-    /// The same for groups that are not in force any more.
-    pub(crate) fn forget_groups(&mut self, gone: &BTreeSet<GroupId>) {
-        if gone.is_empty() {
+    /// The same for groups and ports that are not in force any more.
+    pub(crate) fn out_of_force(&mut self, gone: &NotInForce) {
+        if gone.groups.is_empty() && gone.ports.is_empty() {
             // As at nearly every input.
             return;
         }
         self.end_earlier();
-        self.retain(|told| !gone.contains(&told.group));
+        self.retain(|port, told| !gone.groups.contains(&told.group) && !gone.ports.contains(&port));
     }
 
     /// Takes all other classes away.
-    fn retain(&mut self, stays: impl Fn(&ToldGroup) -> bool) {
+    fn retain(&mut self, stays: impl Fn(PortId, &ToldGroup) -> bool) {
         for (port, of_port) in &mut self.of_ports {
             let ifindex = of_port.ifindex;
-            for (class, told) in of_port.groups.extract_if(.., |_, told| !stays(told)) {
+            for (class, told) in of_port.groups.extract_if(.., |_, told| !stays(*port, told)) {
                 self.elements.lose(*port, told.element, *port);
                 self.changes.push(ClassChange::Remove { ifindex, class });
             }

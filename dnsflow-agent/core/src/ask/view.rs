@@ -73,7 +73,8 @@ pub struct NodeView {
     pub firewalls: Vec<FirewallView>,
     /// How many addresses the cache has.
     pub addresses: usize,
-    /// How many flows should be in the switch.
+    /// How many flows should be in the switch: those of addresses, groups, pods and logical switches, without sentinel
+    /// flows.
     pub flows: usize,
 }
 
@@ -185,9 +186,11 @@ pub struct EntryView {
     pub names: Vec<NameView>,
     /// Why the address is never opened, if so: the label of the counter.
     pub refused: Option<String>,
-    /// The flows to the address, or those of its verdict, which it shares with other addresses.
+    /// The flows that give the packets to the address a tag, and the first 256 flows of the tag's group, which it
+    /// shares with other addresses.
     pub flows: Vec<FlowView>,
-    /// The packets to the address at the last comparison; none where only the packets of its verdict are counted.
+    /// The packets to the address at the last comparison, whatever their port; none by a mark, where they are not
+    /// counted.
     #[serde(default)]
     pub packets: Option<u64>,
     /// The seconds since a packet to the address was last seen; none if there was none.
@@ -224,7 +227,14 @@ pub struct FlowView {
     pub idle_s: u64,
     /// Whether the flow is missing in the switch, and is being restored.
     pub is_missing: bool,
+    /// Whether it is one of a group: its packets are those to all addresses of the group, from all pods with the same
+    /// rules.
+    #[serde(default)]
+    pub is_of_group: bool,
 }
+
+/// So many flows of a group are shown with an address of it. A group may have thousands.
+const GROUP_FLOWS_SHOWN_MAX: usize = 256;
 
 /// A node in numbers.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -456,17 +466,22 @@ impl View<'_> {
         })
     }
 
-    /// The flows that let a pod reach an address: its own, or those of its verdict.
+    /// The flows that let a pod reach an address: its own, and those of its group.
     fn flows(&self, address: IpAddr, entry: &Entry, now: Timestamp) -> Vec<FlowView> {
-        let flows = self.cache.flows_of(address, entry);
-        let states = flows
-            .into_iter()
-            .flat_map(|(target, flows)| flows.states(target));
-        let views = states.map(|state| FlowView {
+        let own = entry.installed.own().into_iter();
+        let own = own.flat_map(|flows| flows.states(address.into()));
+        let of_group = self.cache.flows_of(entry).into_iter();
+        let of_group = of_group.flat_map(|(target, flows)| flows.states(target));
+        let of_group = of_group.take(GROUP_FLOWS_SHOWN_MAX);
+        let states = own
+            .map(|state| (state, false))
+            .chain(of_group.map(|state| (state, true)));
+        let views = states.map(|(state, is_of_group)| FlowView {
             flow: text::flow(&state.key, state.body),
             packets: state.packets,
             idle_s: now.since(state.used_at).as_secs(),
             is_missing: state.is_lost,
+            is_of_group,
         });
         views.collect()
     }

@@ -18,7 +18,7 @@ use crate::{
             Entries,
             names::{Origin, Term},
         },
-        journal::{Journal, Parts, Place, PlaceOf, Record, Saved, SavedEntry, SavedName},
+        journal::{Journal, PART_MAX, Parts, Place, PlaceOf, Record, Saved, SavedEntry, SavedName},
     },
     values::{ids::PortId, name::DomainName},
 };
@@ -152,7 +152,8 @@ fn count(saved: &[SavedEntry]) -> usize {
 
 impl Cache {
     /// Takes over what an earlier run has left.
-    pub(crate) fn load(&mut self, saved: Saved, now: Timestamp) {
+    pub(crate) fn load(&mut self, mut saved: Saved, now: Timestamp) {
+        self.groups.load(std::mem::take(&mut saved.groups));
         self.ports.journal = Journal::of(&saved.rules);
         self.earlier.load(saved, now);
     }
@@ -238,11 +239,13 @@ impl Cache {
 
     /// Takes out the records of this turn.
     pub(crate) fn take_records(&mut self) -> Vec<Record> {
-        self.ports.journal.take()
+        let groups = self.groups.take_changed().into_iter();
+        let groups = groups.map(|(tag, group)| Record::Group { tag, group });
+        groups.chain(self.ports.journal.take()).collect()
     }
 
-    /// The next part of all that lives: the rules, then the names of one port after another, then those of ports that are
-    /// not there. `None` if it has all of them.
+    /// The next part of all that lives: the rules, then the groups, then the names of one port after another, then those of
+    /// ports that are not there. `None` if it has all of them.
     ///
     /// A name whose flows are not wanted or cannot be written yet is one of them: the rules may not be known, or the
     /// switch may be away.
@@ -259,6 +262,16 @@ impl Cache {
             let denials = self.earlier.denials.map(Record::Denials);
             let rules = self.ports.journal.of_rules().into_iter();
             return Some(denials.into_iter().chain(rules).collect());
+        }
+        if !parts.has_groups {
+            let groups = self.groups.behind(parts.group, PART_MAX);
+            parts.group = groups.last().map(|(tag, _)| *tag);
+            parts.has_groups = groups.len() < PART_MAX;
+            let records = groups.into_iter().map(|(tag, group)| Record::Group {
+                tag,
+                group: Some(group),
+            });
+            return Some(records.collect());
         }
         let mut records = Vec::new();
         let mut place = match parts.place.take() {

@@ -19,12 +19,12 @@ use crate::{
         journal::RecordedTerm,
         ports::Key,
     },
-    installed::{Flows, GroupId, GroupsVersion, Installed, Place},
-    policy::{plan::Room, refused::Translation, rules::NamePattern},
+    installed::{Fit, Installed, Place},
+    policy::{refused::Translation, rules::NamePattern},
     tools::table::IndexMap,
     values::{
-        flow::Traffic,
-        limits::{FLOWS_OF_RULE, MARK_SLACK},
+        flow::Tag,
+        limits::MARK_SLACK,
         name::{DnsName, DomainName, FromEnd},
     },
 };
@@ -66,10 +66,6 @@ enum Addresses {
 #[derive(Debug)]
 struct Several(Vec<IpAddr>);
 
-/// The traffic of former flows. In a box, so that the usual entry is small: it has none.
-#[derive(Debug)]
-struct Former(Box<[Traffic]>);
-
 /// How much all entries of a port have together.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Sizes {
@@ -79,8 +75,6 @@ pub(super) struct Sizes {
     pub(super) denied_names: usize,
     /// Flows of their own.
     pub(super) flows: usize,
-    /// Those of them that have addresses with more flows than there is always room for ([`FLOWS_OF_RULE`]).
-    pub(super) flows_of_large: usize,
 }
 
 /// A name of an address with its new term; without one, if the address does not have the name any more.
@@ -91,7 +85,7 @@ pub(super) type ChangedName = (IpAddr, DomainName, Option<RecordedTerm>);
 pub(crate) struct Entry {
     /// The names that lead to the address, and until when.
     pub(crate) names: Names,
-    /// The flows that follow from names and rules.
+    /// The tag of its packets, which follows from names and rules.
     pub(crate) installed: Installed,
     /// Whether the address is never opened. Then only the rules count that deny it.
     pub(crate) is_refused: bool,
@@ -100,21 +94,14 @@ pub(crate) struct Entry {
     pub(super) is_backend: bool,
     /// Whether a load balancer has the address in front, likewise.
     pub(crate) is_front: bool,
-    /// The room by which its rules have not all of their flows, if they have not.
-    pub(crate) cut: Option<Room>,
-    /// The traffic of former flows: of those that have gone because it is not known where to write them, or that a start
-    /// has found. They count as flows, and come back, unless a mark replaces them.
-    former: Option<Box<Former>>,
-    /// The version of the groups ([`Groups::version`]) at its last plan, if a mark could be tried then.
-    ///
-    /// [`Groups::version`]: crate::installed::Groups::version
-    pub(super) tried_in: Option<GroupsVersion>,
+    /// Whether it has the flows of its patterns.
+    pub(crate) fit: Fit,
     /// When the entry is looked at again, if ever.
     pub(super) look: Look,
 }
 
 // There is one for each address of each pod.
-const _: () = assert!(cfg!(test) || size_of::<Entry>() == 128);
+const _: () = assert!(cfg!(test) || size_of::<Entry>() <= 128);
 
 impl Entries {
     /// There are none.
@@ -361,17 +348,14 @@ impl Entries {
         &mut self,
         address: IpAddr,
         now: Timestamp,
-        mut in_use: impl FnMut(&Installed, &DomainName) -> Option<Timestamp>,
+        mut in_use: impl FnMut(&DomainName) -> Option<Timestamp>,
     ) {
         let Some(entry) = self.by_address.get_mut(&address) else {
             return;
         };
-        let Entry {
-            names, installed, ..
-        } = &mut **entry;
         let mut changed = Vec::new();
-        names.stay_in_use(now, |name| {
-            let until = in_use(installed, name);
+        entry.names.stay_in_use(now, |name| {
+            let until = in_use(name);
             changed.extend(until.map(|_| name.clone()));
             until
         });
@@ -426,15 +410,9 @@ impl Entries {
         let Some(entry) = self.by_address.get_mut(&address) else {
             return T::default();
         };
-        let before = (entry.flow_count(), entry.flow_count_if_large());
+        let before = entry.installed.len();
         let result = change(entry);
-        let Sizes {
-            flows,
-            flows_of_large,
-            ..
-        } = &mut self.sizes;
-        *flows = *flows + entry.flow_count() - before.0;
-        *flows_of_large = *flows_of_large + entry.flow_count_if_large() - before.1;
+        self.sizes.flows = self.sizes.flows + entry.installed.len() - before;
         result
     }
 
@@ -456,8 +434,7 @@ impl Entries {
             }
         }
         let entry = self.by_address.swap_remove(&address)?;
-        self.sizes.flows -= entry.flow_count();
-        self.sizes.flows_of_large -= entry.flow_count_if_large();
+        self.sizes.flows -= entry.installed.len();
         Some(*entry)
     }
 }
@@ -492,56 +469,13 @@ impl Addresses {
 }
 
 impl Entry {
-    /// How many flows of its own the address should have, or will have again.
-    pub(super) fn flow_count(&self) -> usize {
-        self.installed.len().max(self.former().len())
-    }
-
-    /// The same, or none if there is always room for them. Flows in which rules close all ports need no room.
-    pub(super) fn flow_count_if_large(&self) -> usize {
-        let mut own = self.installed.own().into_iter().flat_map(Flows::traffic);
-        let is_large = self.former().len() > FLOWS_OF_RULE || own.nth(FLOWS_OF_RULE).is_some();
-        if is_large { self.flow_count() } else { 0 }
-    }
-
-    /// Their traffic ([`Flows::traffic`]).
-    pub(super) fn traffic(&self) -> impl Iterator<Item = Traffic> {
-        let own = self.installed.own().into_iter().flat_map(Flows::traffic);
-        own.chain(self.former().iter().copied())
-    }
-
-    /// Forgets the former flows, unless a mark is to replace them.
-    pub(super) fn forget_former_without_mark(&mut self) {
-        if self.installed.group().is_none() {
-            self.former = None;
-        }
-    }
-
-    /// The traffic of its former flows.
-    fn former(&self) -> &[Traffic] {
-        self.former.as_ref().map_or(&[], |former| &former.0)
-    }
-
-    /// Sets the traffic of its former flows. Returns whether there is some.
-    pub(super) fn set_former(&mut self, former: impl IntoIterator<Item = Traffic>) -> bool {
-        let former: Box<[Traffic]> = former.into_iter().collect();
-        self.former = (!former.is_empty()).then(|| Box::new(Former(former)));
-        self.former.is_some()
-    }
-
-    /// Forgets the former flows if the kernel has taken a mark in their place. Returns whether there are some.
-    pub(super) fn forget_former_behind_mark(&mut self) -> bool {
-        self.former.take_if(|_| self.installed.is_marked());
-        self.former.is_some()
-    }
-
     /// The next end of a name.
     pub(super) fn due(&self) -> Option<Timestamp> {
         self.names.ends().min()
     }
 
     /// The last end of a name.
-    pub(super) fn ends_at(&self) -> Timestamp {
+    pub(crate) fn ends_at(&self) -> Timestamp {
         self.names.last_end().unwrap_or_default()
     }
 
@@ -555,16 +489,16 @@ impl Entry {
         self.names.is_empty()
     }
 
-    /// Whether the address gets flows of its own at once: by a mark, the address behind a load balancer would be open or
-    /// closed by the rules of the one in front of it.
+    /// Whether the address gets its tag by flows: by a mark, the address behind a load balancer would be open or closed by
+    /// the rules of the one in front of it.
     pub(crate) fn needs_flows(&self) -> bool {
         self.is_denied() || self.is_front
     }
 
-    /// Whether the address has nothing but a mark of one of these groups.
-    pub(crate) fn follows_group(&self, groups: &BTreeSet<GroupId>) -> bool {
-        let group = self.installed.group();
-        self.installed.is_by_mark_alone() && group.is_some_and(|group| groups.contains(&group))
+    /// Whether the address has the tag of one of these groups.
+    pub(crate) fn follows(&self, groups: &BTreeSet<Tag>) -> bool {
+        let tag = self.installed.tag();
+        tag.is_some_and(|tag| groups.contains(&tag))
     }
 
     /// Where the entry is enforced, and until when without the agent.

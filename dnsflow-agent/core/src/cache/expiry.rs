@@ -12,7 +12,6 @@ use crate::{
         ports::Key,
     },
     installed::Batch,
-    policy::plan::Plan,
     tools::deadline::Deadline,
     values::{ids::PortId, name::DomainName},
 };
@@ -63,24 +62,23 @@ impl Cache {
         self.due.take_undecided()
     }
 
-    /// Decides over an entry that is due. A name stays while its flows are in use; `plan_of`
-    /// returns the flows of a name.
+    /// Decides over an entry that is due. A name that a rule matches (`is_matched`) stays while the address is in use.
     pub(crate) fn decide(
         &mut self,
         port: PortId,
         address: IpAddr,
-        mut plan_of: impl FnMut(&DomainName) -> Option<Plan>,
+        is_matched: impl Fn(&DomainName) -> bool,
         batch: &mut Batch,
     ) {
         let now = batch.now();
         let idle_grace = self.limits.idle_grace;
-        let in_use_until = |used_at: Option<Timestamp>| {
-            let until = used_at.map(|used_at| used_at + idle_grace);
-            until.filter(|until| *until > now)
-        };
+        let entry = self.entry(port, address);
+        let used_at = entry.and_then(|entry| entry.installed.used_at());
+        let in_use_until = used_at.map(|used_at| used_at + idle_grace);
+        let in_use_until = in_use_until.filter(|until| *until > now);
         self.ports.change(port, |port| {
-            port.entries.stay_in_use(address, now, |installed, name| {
-                in_use_until(installed.used_at(&plan_of(name)?))
+            port.entries.stay_in_use(address, now, |name| {
+                in_use_until.filter(|_| is_matched(name))
             });
         });
         self.end_expired((port, address), batch);

@@ -15,8 +15,10 @@ use std::{
 
 use crate::{
     Timestamp,
-    values::{ids::PortId, limits::TERM_SLOT_S, name::DomainName},
+    values::{flow::Tag, ids::PortId, limits::TERM_SLOT_S, name::DomainName},
 };
+
+pub use crate::policy::plan::{Patterns, SavedGroup};
 
 /// A change that the next agent has to know.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -51,6 +53,13 @@ pub enum Record {
         address: IpAddr,
         /// The name.
         name: DomainName,
+    },
+    /// A tag stands for this group from now on; without one, for none.
+    Group {
+        /// The tag.
+        tag: Tag,
+        /// The group.
+        group: Option<SavedGroup>,
     },
     /// There was no journal: flows that deny, whose names nobody knows, stay until then.
     Denials(Timestamp),
@@ -90,6 +99,8 @@ pub struct Saved {
     pub rules: BTreeMap<Arc<str>, u64>,
     /// Its ports, with the UIDs of their pods.
     pub ports: BTreeMap<Arc<str>, Option<Arc<str>>>,
+    /// Its groups, by their tags.
+    pub groups: BTreeMap<Tag, SavedGroup>,
     /// Until when flows that deny stay although nobody knows their names.
     pub denials: Option<Timestamp>,
     /// Its entries.
@@ -137,6 +148,7 @@ pub struct Folding {
     names: HashMap<PortId, Arc<str>>,
     ports: BTreeMap<Arc<str>, FoldedPort>,
     rules: BTreeMap<Arc<str>, u64>,
+    groups: BTreeMap<Tag, SavedGroup>,
     denials: Option<Timestamp>,
 }
 
@@ -185,6 +197,10 @@ impl Folding {
                     port.terms.remove(&(address, name));
                 }
             }
+            Record::Group { tag, group } => match group {
+                Some(group) => drop(self.groups.insert(tag, group)),
+                None => drop(self.groups.remove(&tag)),
+            },
             Record::Denials(until) => self.denials = Some(until),
             Record::Rules { namespace, hash } => match hash {
                 Some(hash) => drop(self.rules.insert(namespace, hash)),
@@ -226,6 +242,7 @@ impl Folding {
         Saved {
             rules: self.rules,
             ports,
+            groups: self.groups,
             denials: self.denials,
             entries,
         }
@@ -239,6 +256,10 @@ impl Folding {
 pub struct Parts {
     /// Whether the rules were given out.
     pub(crate) has_rules: bool,
+    /// Whether the groups were.
+    pub(crate) has_groups: bool,
+    /// The last group that was given out, if any.
+    pub(crate) group: Option<Tag>,
     /// The last port that was begun, if any. A port that comes meanwhile has a greater number.
     pub(crate) port: Option<PortId>,
     /// The last of the ports that have not come yet, if any was begun.
@@ -252,7 +273,7 @@ pub struct Parts {
 }
 
 /// The records of a part at most: a turn of the hot thread writes one part.
-const PART_MAX: usize = if cfg!(test) { 3 } else { 256 };
+pub(crate) const PART_MAX: usize = if cfg!(test) { 3 } else { 256 };
 
 /// How far the names of a port were given out.
 ///

@@ -70,9 +70,6 @@ pub(super) struct Totals {
     pub(super) other_names: Shares<SandboxId>,
     /// The number of flows that entries have of their own.
     pub(super) flows: usize,
-    /// Those of them of each pod that have addresses with more than there is always room for
-    /// ([`Sizes::flows_of_large`]).
-    pub(super) flows_of_large: Shares<SandboxId>,
 }
 
 impl CachedPorts {
@@ -127,11 +124,6 @@ impl CachedPorts {
                 self.by_sandbox.remove(&sandbox);
             }
         }
-    }
-
-    /// How many pods there are.
-    pub(super) fn pods(&self) -> usize {
-        self.by_sandbox.len()
     }
 
     /// The sandbox of a port, while the port is there.
@@ -239,8 +231,6 @@ impl Totals {
     fn count(&mut self, pod: SandboxId, before: Sizes, after: Sizes) {
         let others = |sizes: Sizes| sizes.names - sizes.denied_names;
         self.flows = self.flows + after.flows - before.flows;
-        self.flows_of_large
-            .change(pod, before.flows_of_large, after.flows_of_large);
         self.denied_names
             .change(pod, before.denied_names, after.denied_names);
         self.other_names.change(pod, others(before), others(after));

@@ -32,6 +32,8 @@ pub(crate) struct Batch {
     pub(crate) comparisons: u32,
     /// Whether a rule denies the addresses of the batch: then it goes before the waiting changes of its pod.
     pub(crate) denies: bool,
+    /// Whether it waits with the changes of one pod.
+    pub(crate) waits: bool,
     /// Whether the batch restores missing flows: OVN may have blocked connections meanwhile.
     pub(crate) ends_gap: bool,
     /// Whether one of the changes may write over a flow of ours with other actions.

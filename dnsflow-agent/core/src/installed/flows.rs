@@ -1,23 +1,16 @@
 //! The flows of one target, an address or a group, and the switch's reports about them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{
-    Enforced, Usage,
+    Enforced, Fit, Usage,
     batch::{Batch, Written},
 };
 use crate::{
     Timestamp,
     policy::plan::Plan,
     values::{
-        flow::{
-            Cookie, FlowBody, FlowKey, FlowTemplate, InstalledFlow, Target, Traffic, Transport,
-        },
+        flow::{Cookie, FlowBody, FlowKey, FlowTemplate, InstalledFlow, Target, Transport},
         limits::COUNTERS_DELAY_MAX,
     },
 };
@@ -27,6 +20,8 @@ use crate::{
 pub(crate) struct Flows {
     /// In the order of [`FlowTemplate::cmp_key`].
     flows: Box<[Flow]>,
+    /// How many of them must be restored.
+    lost: usize,
     /// The batch that wrote one of them last.
     pub(crate) written: Written,
     /// How many flows were looked at in the search for keys.
@@ -101,18 +96,11 @@ impl Flows {
 
     /// Whether some of the flows must be restored.
     pub(crate) fn is_lost(&self) -> bool {
-        self.flows.iter().any(|flow| flow.lost)
+        self.lost > 0
     }
 
-    /// Makes `wanted` the flows of `target`, and restores lost flows. The flows in `found` are
-    /// in the switch already.
-    pub(crate) fn enforce(
-        &mut self,
-        target: Target,
-        wanted: Plan,
-        found: Option<&BTreeMap<FlowKey, Cookie>>,
-        batch: &mut Batch,
-    ) -> Enforced {
+    /// Makes `wanted` the flows of `target`, and restores lost flows.
+    pub(crate) fn enforce(&mut self, target: Target, wanted: Plan, batch: &mut Batch) -> Enforced {
         let now = batch.now();
         let changes_before = batch.len();
         let before = self.flows.len();
@@ -146,12 +134,7 @@ impl Flows {
                 }
                 None => {
                     added += 1;
-                    let known = found.and_then(|found| found.get(&template.key(target)?));
-                    // It is in the switch already, with this very body.
-                    if known != Some(&template.body.cookie) {
-                        batch.replaces |= known.is_some();
-                        batch.extend(template.addition(target));
-                    }
+                    batch.extend(template.addition(target));
                     Flow {
                         template,
                         written_at: batch.written_at(),
@@ -166,6 +149,7 @@ impl Flows {
             flows.push(flow);
         }
         self.flows = flows.into_boxed_slice();
+        self.lost = 0;
         batch.extend(old.filter_map(|gone| gone.template.deletion(target)));
         // What only ends may wait, while the rest is on its way in an earlier batch.
         if batch.adds_since(changes_before) {
@@ -174,15 +158,7 @@ impl Flows {
         Enforced {
             added,
             changed: added > 0 || self.flows.len() != before,
-            cut: None,
-        }
-    }
-
-    /// The flows count as in use until their packets are read again: other flows may have matched them so far.
-    pub(crate) fn count_anew(&mut self, now: Timestamp) {
-        for flow in &mut self.flows {
-            flow.written_at = now;
-            flow.counted = false;
+            fit: Fit::Exact,
         }
     }
 
@@ -211,15 +187,9 @@ impl Flows {
         }
     }
 
-    /// When one of the flows of this plan was last used.
-    pub(crate) fn used_at(&self, plan: &Plan) -> Option<Timestamp> {
-        let flows = &self.flows;
-        plan.iter()
-            .filter_map(|template| {
-                let at = flows.binary_search_by(|flow| flow.template.cmp_key(template));
-                flows[at.ok()?].last_use()
-            })
-            .max()
+    /// When one of the flows was last used.
+    pub(crate) fn used_at(&self) -> Option<Timestamp> {
+        self.flows.iter().filter_map(Flow::last_use).max()
     }
 
     // What the switch says.
@@ -233,18 +203,6 @@ impl Flows {
     /// Whether there should be a flow with this key.
     pub(crate) fn contains(&self, key: &FlowKey) -> bool {
         self.with(key).is_some()
-    }
-
-    /// The match without the destination, and the actions, of the flow with this key.
-    pub(crate) fn body(&self, key: &FlowKey) -> Option<&FlowBody> {
-        self.with(key).map(|flow| &flow.template.body)
-    }
-
-    /// Notes that this comparison has found the flow with this key.
-    pub(crate) fn seen(&mut self, key: &FlowKey, comparison: u32) {
-        if let Some(flow) = self.with_mut(key) {
-            flow.seen_in = comparison;
-        }
     }
 
     /// Records a flow that a comparison, which began at `since`, has found in the switch. Returns
@@ -271,16 +229,6 @@ impl Flows {
         true
     }
 
-    /// Forgets the flows that this comparison has not found, if they were not sent. Returns whether there are some.
-    pub(crate) fn forget_unseen(&mut self, comparison: u32) -> bool {
-        let before = self.flows.len();
-        if matches!(self.written, Written::Unsent { .. }) {
-            let flows = std::mem::take(&mut self.flows).into_iter();
-            self.flows = flows.filter(|flow| flow.seen_in == comparison).collect();
-        }
-        self.flows.len() < before
-    }
-
     /// Marks the flows that the comparison, which began at `since`, has not found; returns how many
     /// they are. A flow whose key a foreign flow has is not lost.
     pub(crate) fn mark_lost(
@@ -300,6 +248,7 @@ impl Flows {
                 lost += usize::from(flow.lost);
             }
         }
+        self.lost += lost;
         lost
     }
 
@@ -322,13 +271,17 @@ impl Flows {
         let flow = flow.filter(|flow| flow.template.body.cookie == cookie);
         let is_ours = flow.is_some();
         if let Some(flow) = flow {
-            flow.lost = true;
+            let was_lost = std::mem::replace(&mut flow.lost, true);
+            self.lost += usize::from(!was_lost);
         }
         is_ours
     }
 
     /// Writes the lost flows; returns how many they are.
     pub(crate) fn restore(&mut self, target: Target, batch: &mut Batch) -> usize {
+        if std::mem::take(&mut self.lost) == 0 {
+            return 0;
+        }
         let now = batch.now();
         let before = batch.len();
         for flow in self.flows.iter_mut().filter(|flow| flow.lost) {
@@ -356,15 +309,13 @@ impl Flows {
         for flow in &mut self.flows {
             flow.lost = true;
         }
+        self.lost = self.flows.len();
     }
 
-    /// The priority of the flow that decides over packets from `src` for which `is_for` holds, if
-    /// that flow is in the switch. The first rule that matches has the highest priority.
-    pub(crate) fn deciding(&self, src: IpAddr, is_for: impl Fn(Transport) -> bool) -> Option<u16> {
-        let matches = |flow: &&Flow| {
-            let transport = flow.template.transport;
-            !flow.template.ends_marks() && flow.template.src == src && transport.is_none_or(&is_for)
-        };
+    /// The priority of the flow that decides over packets for which `is_for` holds, if that flow is in the switch. The
+    /// first rule that matches has the highest priority.
+    pub(crate) fn deciding(&self, is_for: impl Fn(Transport) -> bool) -> Option<u16> {
+        let matches = |flow: &&Flow| flow.template.transport.is_none_or(&is_for);
         let flows = self.flows.iter().filter(matches);
         let deciding = flows.max_by_key(|flow| flow.template.priority)?;
         (!deciding.lost).then_some(deciding.template.priority)
@@ -378,9 +329,7 @@ impl Flows {
         refused_at: BTreeSet<Timestamp>,
     ) -> impl Iterator<Item = (&FlowTemplate, Presence)> {
         let last = self.flows.iter().map(|flow| flow.written_at).max();
-        let flows = self.flows.iter();
-        let flows = flows.filter(|flow| !flow.template.ends_marks());
-        flows.map(move |flow| {
+        self.flows.iter().map(move |flow| {
             let presence = if flow.lost {
                 Presence::Lost
             } else if !are_confirmed && Some(flow.written_at) == last
@@ -394,31 +343,10 @@ impl Flows {
         })
     }
 
-    /// The traffic of each flow, but for those that deny all: these are there also without room.
-    pub(crate) fn traffic(&self) -> impl Iterator<Item = Traffic> {
-        let templates = self.flows.iter().map(|flow| &flow.template);
-        let templates = templates.filter(|flow| !flow.ends_marks());
-        let templates = templates.filter(|flow| !flow.denies || flow.transport.is_some());
-        templates.map(|template| template.traffic())
-    }
-
     /// The keys of the flows of `target`.
     pub(crate) fn keys(&self, target: Target) -> impl Iterator<Item = FlowKey> {
         let templates = self.flows.iter().map(|flow| &flow.template);
         templates.filter_map(move |template| template.key(target))
-    }
-
-    /// Keys and cookies of the flows of `target` that this comparison has found.
-    pub(crate) fn shown(
-        &self,
-        target: Target,
-        comparison: u32,
-    ) -> impl Iterator<Item = (FlowKey, Cookie)> {
-        let shown = self
-            .flows
-            .iter()
-            .filter(move |flow| flow.seen_in == comparison);
-        shown.filter_map(move |flow| Some((flow.template.key(target)?, flow.template.body.cookie)))
     }
 
     /// How much all of them are used.

@@ -23,12 +23,12 @@ use crate::{
 impl Policy {
     /// Whether a plan can be trusted to be complete.
     pub(crate) fn can_plan(&self) -> bool {
-        self.stage().is_none() || self.tables.first().is_some() && self.marks_end().is_some()
+        self.stage().is_none() || self.tables.first().is_some() && self.tags_end().is_some()
     }
 
-    /// The OpenFlow table in which marks end, if they end in one; `None` if that is not known yet.
-    pub(crate) fn marks_end(&self) -> Option<Option<u8>> {
-        self.tables.marks_end()
+    /// The OpenFlow table in which tags end, if they end in one; `None` if that is not known yet.
+    pub(crate) fn tags_end(&self) -> Option<Option<u8>> {
+        self.tables.tags_end()
     }
 
     /// Has the tables of the rules sent to the switch again.
@@ -48,7 +48,7 @@ impl Policy {
         self.all_sets()
             .flat_map(RuleSet::places)
             .map(|(_, table_id)| first.saturating_add(table_id))
-            .chain(self.marks_end().flatten())
+            .chain(self.tags_end().flatten())
             .collect()
     }
 
@@ -82,7 +82,7 @@ impl Policy {
             .map(|flow| Stage::Table(flow.pipeline, flow.table_id))
     }
 
-    /// Looks for the pipeline's first table and for the one in which marks end, unless they are known or are being
+    /// Looks for the pipeline's first table and for the one in which tags end, unless they are known or are being
     /// looked for.
     pub(crate) fn locate(&mut self, out: &mut Output) {
         if let Some(stage) = self.stage() {

@@ -1,11 +1,10 @@
-//! Turns the addresses that a pod was told into the flows that let the pod reach them.
+//! The flows of groups, and those by which packets get their tags.
 //!
-//! The plan is a function of the port, the address, its names and the rules, and of the room for its flows. Nothing
-//! remembers how a flow came about: when a rule changes, the new plan is compared with the old one.
+//! The flows of a group are a function of its patterns and of the rules ([`Planner::of_group`]). Those of an address are
+//! a function of its port and of the tag ([`Planner::of_tag`]). Nothing remembers how a flow came about: when a rule
+//! changes, the new plan is compared with the old one.
 
-mod deciding;
 mod patterns;
-mod room;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -25,16 +24,26 @@ use crate::{
     values::{
         firewall::RuleAction,
         flow::{
-            Action, Cookie, FlowBody, FlowKey, FlowTemplate, Masked, Registers, Sentinel, Transport,
+            Action, Cookie, Ends, FlowBody, FlowKey, FlowTemplate, Masked, Registers, Sentinel,
+            Source, Tag,
         },
         ids::PortId,
         name::DomainName,
     },
 };
 
-pub(crate) use deciding::{Basis, Deciding, ManyNames};
-pub(crate) use patterns::Patterns;
-pub(crate) use room::{Planned, Room, Space};
+pub use patterns::{Pattern, Patterns, SavedGroup};
+
+/// The highest priority of the flows that OVN makes of an EgressFirewall (`EgressFirewallStartPriority` in
+/// ovn-kubernetes' go-controller/pkg/types/const.go, and [`ACL_PRIORITY_OFFSET`]).
+///
+/// [`ACL_PRIORITY_OFFSET`]: crate::policy::rules::ACL_PRIORITY_OFFSET
+const RULES_PRIORITY: u16 = 11_000;
+/// The priority of the flow that makes the tag of a mark. It only looks at a packet once more, as do those of addresses:
+/// if a flow of OVN's comes before it, that one decides as without dnsflow.
+const MARK_PRIORITY: u16 = RULES_PRIORITY + 1;
+/// The priority of the flows that give tags to the packets to one address: they decide before a mark.
+const TAG_PRIORITY: u16 = RULES_PRIORITY + 2;
 
 /// The register that holds the logical input port (`MFF_LOG_INPORT` in OVN's
 /// `include/ovn/logical-fields.h`).
@@ -50,7 +59,7 @@ pub fn keys_of(key: &FlowKey) -> Option<TunnelKeys> {
 
 /// Gives each action list its own cookie.
 ///
-/// The tag is a hash of the list. The same list therefore mostly gets the same cookie in the next
+/// Its lower half is a hash of the list. The same list therefore mostly gets the same cookie in the next
 /// run, and the cookie of a flow in the switch tells its actions.
 #[derive(Debug, Default)]
 pub struct Cookies {
@@ -65,11 +74,11 @@ impl Cookies {
             return *cookie;
         }
         let is_sentinel = matches!(actions, [Action::DeleteLearned(_)]);
-        let mut tag = tag(actions) & EVEN | u32::from(is_sentinel);
-        while !self.taken.insert(Cookie::new(tag)) {
-            tag = tag.wrapping_add(2);
+        let mut low = hash(actions) & OF_ACTIONS | u32::from(is_sentinel);
+        while !self.taken.insert(Cookie::new(low)) {
+            low = low.wrapping_add(2) & (OF_ACTIONS | 1);
         }
-        let cookie = Cookie::new(tag);
+        let cookie = Cookie::new(low);
         self.by_actions.insert(actions.to_vec(), cookie);
         cookie
     }
@@ -92,12 +101,11 @@ impl Cookies {
     }
 }
 
-/// Only the tags of sentinel flows are odd: the last bit of a cookie is not compared when a flow is
-/// deleted.
-const EVEN: u32 = !1;
+/// The bits that the cookies of action lists may have. Only those of sentinel flows are odd.
+const OF_ACTIONS: u32 = !(Cookie::HAS_TAG | 1);
 
 /// FNV-1a with 32 bits (RFC 9923) over the list.
-fn tag(actions: &[Action]) -> u32 {
+fn hash(actions: &[Action]) -> u32 {
     let mut hash = 0x811c_9dc5_u32;
     let mut add = |bytes: &[u8]| {
         for byte in bytes {
@@ -115,6 +123,14 @@ fn tag(actions: &[Action]) -> u32 {
                 add(&[5]);
                 add(&bits.value().to_be_bytes());
                 add(&bits.mask().to_be_bytes());
+            }
+            Action::SetTunnel(key) => {
+                add(&[6]);
+                add(&key.to_be_bytes());
+            }
+            Action::MoveMark { mask } => {
+                add(&[7]);
+                add(&mask.to_be_bytes());
             }
             Action::Resubmit { table } => add(&[2, *table]),
             Action::Copied(bytes) => {
@@ -145,43 +161,29 @@ pub struct PortFacts<'a> {
     pub base: u8,
     /// The actions that can be copied from OVN's own flows.
     pub cached_actions: &'a CachedActions,
-    /// The bits of the mark that say a packet's group, if the port's packets have groups.
-    pub mark_mask: Option<u32>,
-    /// The OpenFlow table in which marks end, if the port's packets have groups and OVN has such a table.
-    pub marks_end: Option<u8>,
-}
-
-#[cfg(test)]
-impl<'a> PortFacts<'a> {
-    /// A port with one address, whose packets have no groups.
-    fn of_test(sets: &'a [&'a RuleSet], cached_actions: &'a CachedActions) -> Self {
-        const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 244, 0, 5));
-        Self {
-            port: PortId(1),
-            keys: TunnelKeys {
-                datapath: 3,
-                port: 5,
-            },
-            addresses: &[ADDRESS],
-            sets,
-            base: 8,
-            cached_actions,
-            mark_mask: None,
-            marks_end: None,
-        }
-    }
+    /// The OpenFlow table in which tags end, if OVN has such a table.
+    pub tags_end: Option<u8>,
 }
 
 impl PortFacts<'_> {
-    /// How many of the port's own addresses are of this family.
-    fn sources(&self, v6: bool) -> usize {
-        let sources = self.addresses.iter();
-        sources.filter(|src| src.is_ipv6() == v6).count()
+    /// The OpenFlow tables in which the rules are enforced.
+    pub(crate) fn tables(self) -> BTreeSet<u8> {
+        let places = self.sets.iter().flat_map(|set| set.places());
+        places
+            .map(|(_, table_id)| self.base.saturating_add(table_id))
+            .collect()
+    }
+
+    fn rule(&self, (set, rule): (usize, usize)) -> &ActiveRule {
+        &self.sets[set].rules()[rule]
     }
 }
 
 /// The templates of a plan, in the order of [`FlowTemplate::cmp_key`], no key twice.
 pub type Plan = Vec<Arc<FlowTemplate>>;
+
+/// The same, shared.
+type SharedPlan = Arc<[Arc<FlowTemplate>]>;
 
 /// The rules of a port that match a name: for each, the index of the set in [`PortFacts::sets`] and
 /// the index of the rule in [`RuleSet::rules`].
@@ -223,16 +225,16 @@ fn place_of(sets: &[&RuleSet], (set, rule): (usize, usize)) -> (usize, u32, usiz
 
 /// Makes plans.
 ///
-/// The flow templates of a rule for a port are the same for every address. The planner makes them
-/// once, and all cache entries share them: planning is then little more than finding the rules.
+/// The flow templates of a rule are the same for every group, and those of a tag for every address of a port. The planner
+/// makes them once, and all groups and cache entries share them.
 #[derive(Debug, Default)]
 pub struct Planner {
     cookies: Cookies,
     templates: Templates,
     /// The templates of each rule, as long as nothing has changed that they were made from.
-    made: HashMap<TemplateKey, Arc<[Arc<FlowTemplate>]>>,
-    /// The templates of the flows in which the marks of a port's packets end, by family (whether it is IPv6).
-    ends: HashMap<(PortId, bool), Arc<[Arc<FlowTemplate>]>>,
+    of_rules: HashMap<TemplateKey, SharedPlan>,
+    /// The same of the flows that give a tag, for a port and one IP version (whether it is IPv6).
+    of_tags: HashMap<(PortId, Tag, bool), SharedPlan>,
     /// How many plans were made.
     #[cfg(test)]
     planned: usize,
@@ -241,87 +243,165 @@ pub struct Planner {
     looked_at: usize,
 }
 
-/// A rule of a port, for one address family.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+/// A rule in a logical switch, for one address family.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct TemplateKey {
-    port: PortId,
-    /// In [`PortFacts::sets`].
-    set: usize,
+    /// The key of the logical switch.
+    datapath: u32,
+    /// Whose rule it is.
+    port_group: Arc<str>,
     /// In [`RuleSet::rules`].
     rule: usize,
-    v6: bool,
-    /// Whether the rule is for all traffic, whatever its ports.
-    all_traffic: bool,
+    is_ipv6: bool,
 }
 
 /// With fewer templates, a search for unused ones is not worth its time.
 const TEMPLATES_MIN: usize = 1024;
 
 impl Planner {
-    /// Forgets the templates of rules: rules, ports or the pipeline may have changed.
+    /// Forgets the templates: rules, ports or the pipeline may have changed.
     pub fn forget(&mut self) {
-        self.made.clear();
-        self.ends.clear();
+        self.of_rules.clear();
+        self.of_tags.clear();
     }
 
-    /// The flows that open `to` for the port, because of these names.
-    pub fn for_names<'n>(
+    /// How many flows a group with these patterns has.
+    pub(crate) fn size(&mut self, facts: PortFacts<'_>, patterns: &Patterns) -> usize {
+        let rules = patterns.rules(facts.sets);
+        let sizes = rules.iter();
+        sizes
+            .map(|place| facts.rule(*place).flow_count(patterns.is_ipv6, 1))
+            .sum()
+    }
+
+    /// The flows of a group with these patterns.
+    pub fn of_group(&mut self, facts: PortFacts<'_>, patterns: &Patterns) -> Plan {
+        let matched = patterns.rules(facts.sets);
+        #[cfg(test)]
+        {
+            self.planned += 1;
+            self.looked_at += matched.len();
+        }
+        let mut plan = Plan::new();
+        for place in matched {
+            plan.extend_from_slice(self.of_rule(facts, place, patterns.is_ipv6));
+        }
+        in_order(&mut plan);
+        plan
+    }
+
+    /// The flows of the group that closes its addresses, whatever else rules say.
+    pub(crate) fn of_closed(&mut self, facts: PortFacts<'_>, is_ipv6: bool) -> Plan {
+        let body = self.body(Vec::new());
+        let templates = facts.tables().into_iter().map(|table| FlowTemplate {
+            table,
+            priority: TAG_PRIORITY,
+            metadata: facts.keys.datapath.into(),
+            registers: Arc::default(),
+            source: Source::Tagged { is_ipv6 },
+            transport: None,
+            denies: true,
+            body: body.clone(),
+        });
+        self.shared(templates.collect())
+    }
+
+    /// The flows that give this tag to the packets from a port to an address of this IP version. `mask` are the bits of the
+    /// mark that say a packet's group.
+    pub(crate) fn of_tag(
         &mut self,
         facts: PortFacts<'_>,
-        to: IpAddr,
-        names: impl IntoIterator<Item = &'n DomainName>,
+        tag: Tag,
+        (is_ipv6, mask): (bool, Option<u32>),
     ) -> Plan {
-        let names = names.into_iter();
-        let matched: MatchedRules = names
-            .flat_map(|name| matched_rules(facts.sets, name))
-            .collect();
-        self.for_rules(facts, to, &matched, &Space::default()).plan
+        let key = (facts.port, tag, is_ipv6);
+        if let Some(known) = self.of_tags.get(&key) {
+            return known.to_vec();
+        }
+        let registers = at_port(facts);
+        let sources = facts.addresses.iter();
+        let sources = sources.filter(|src| src.is_ipv6() == is_ipv6);
+        let templates = sources.flat_map(|src| {
+            facts.tables().into_iter().map(|table| {
+                let mut actions = vec![
+                    Action::SetTunnel(tag.bits()),
+                    // Behind it, the flow does not match any more.
+                    Action::Resubmit { table },
+                ];
+                actions.splice(..0, mask.map(no_mark));
+                FlowTemplate {
+                    table,
+                    priority: TAG_PRIORITY,
+                    metadata: facts.keys.datapath.into(),
+                    registers: Arc::clone(&registers),
+                    source: Source::Address(*src),
+                    transport: None,
+                    denies: false,
+                    body: FlowBody {
+                        cookie: Cookie::of_tag(tag, mask),
+                        hard_timeout_s: 0,
+                        actions: actions.into(),
+                    },
+                }
+            })
+        });
+        let plan = self.shared(templates.collect());
+        self.of_tags.insert(key, plan.as_slice().into());
+        plan
     }
 
-    /// Adds the flows in which the marks of packets to the addresses of a plan end.
-    pub(crate) fn end_marks(&mut self, facts: PortFacts<'_>, to: IpAddr, plan: &mut Plan) {
-        let v6 = to.is_ipv6();
-        let (Some(mask), Some(table), false) = (facts.mark_mask, facts.marks_end, plan.is_empty())
-        else {
-            return;
-        };
-        let ends = self.ends.get(&(facts.port, v6)).cloned();
-        let ends = ends.unwrap_or_else(|| {
-            let actions = [
-                Action::SetMark(Masked::new(0, mask)),
-                // Behind it, the flow does not match any more.
-                Action::Resubmit { table },
-            ];
-            let body = FlowBody {
-                cookie: self.cookies.cookie(&actions),
-                hard_timeout_s: 0,
-                actions: Arc::new(actions),
-            };
-            let sources = facts.addresses.iter().filter(|src| src.is_ipv6() == v6);
-            let registers = at_port(facts, Registers::new());
-            let ends = sources.map(|src| FlowTemplate {
+    /// The flows that make the tags of a port's packets of their marks in these bits. All are of this scope.
+    pub(crate) fn of_marks(&mut self, facts: PortFacts<'_>, scope: u16, mask: u32) -> Plan {
+        let registers = at_port(facts);
+        let templates = facts.tables().into_iter().map(|table| {
+            let actions = actions_of_marks(scope, table, mask);
+            FlowTemplate {
                 table,
-                priority: u16::MAX,
+                priority: MARK_PRIORITY,
                 metadata: facts.keys.datapath.into(),
                 registers: Arc::clone(&registers),
-                src: *src,
+                source: Source::Whole(Ends::Untranslated),
                 transport: None,
                 denies: false,
-                body: body.clone(),
-            });
-            let ends = self.templates.share(ends.collect(), &mut self.cookies);
-            self.ends.insert((facts.port, v6), Arc::clone(&ends));
-            ends
+                body: self.body(actions),
+            }
         });
-        plan.extend_from_slice(&ends);
+        let templates = templates.collect();
+        self.shared(templates)
     }
 
-    /// The cookie that a flow with these actions has where addresses have no marks.
-    pub fn cookie_without_mark(&mut self, body: &FlowBody) -> Cookie {
-        match &body.actions[..] {
-            [Action::SetMark(_), others @ ..] => self.cookies.cookie(others),
-            all => self.cookies.cookie(all),
-        }
+    /// The flows in which the tags of a logical switch's packets end, and the marks in these bits: what leaves the pipeline
+    /// is as it would be without dnsflow.
+    pub(crate) fn of_ends(&mut self, facts: PortFacts<'_>, mask: Option<u32>) -> Plan {
+        let Some(table) = facts.tags_end else {
+            return Plan::new();
+        };
+        let next = Action::Resubmit { table };
+        let end_of_tag = (Ends::AnyTag, vec![Action::SetTunnel(0), next.clone()]);
+        // A flow that OVN has for a packet may come before the one that looks at the mark.
+        let bits = (0..u32::BITS).map(|bit| 1 << bit);
+        let ends_of_mark = mask.into_iter().flat_map(|mask| {
+            let bits = bits.clone().filter(move |bit| mask & bit != 0);
+            bits.map(move |bit| {
+                (
+                    Ends::Marked { bit },
+                    vec![no_mark(mask), Action::Resubmit { table }],
+                )
+            })
+        });
+        let ends = std::iter::once(end_of_tag).chain(ends_of_mark);
+        let templates = ends.map(|(ends, actions)| FlowTemplate {
+            table,
+            priority: u16::MAX,
+            metadata: facts.keys.datapath.into(),
+            registers: Arc::default(),
+            source: Source::Whole(ends),
+            transport: None,
+            denies: false,
+            body: self.body(actions),
+        });
+        let templates = templates.collect();
+        self.shared(templates)
     }
 
     /// The sentinel flows that the flows of all cache entries need.
@@ -360,57 +440,60 @@ impl Planner {
         std::mem::take(&mut self.looked_at)
     }
 
-    /// The flow templates of a rule for the port; `all_traffic`: as if the rule named no ports.
-    /// Whether a rule of a port that denies would write this flow, whatever the name.
+    /// Whether a rule of a port that denies would write this flow, whatever the group.
     pub(crate) fn is_denial(
         &mut self,
         facts: PortFacts<'_>,
         (key, cookie): (&FlowKey, Cookie),
     ) -> bool {
-        let v6 = key.matches.ends.src().is_ipv6();
+        let Ends::Tagged { is_ipv6, .. } = key.matches.ends else {
+            return false;
+        };
         facts.sets.iter().enumerate().any(|(at, set)| {
             let mut places = set.at_priority(key.priority).iter();
             places.any(|place| {
-                let denies = set.rules()[*place].action == RuleAction::Deny;
-                denies
-                    && [false, true].into_iter().any(|all_traffic| {
-                        let templates = self.templates_of(facts, (at, *place), v6, all_traffic);
-                        let mut templates = templates.iter();
-                        templates.any(|flow| flow.cmp_to(key).is_eq() && flow.body.cookie == cookie)
-                    })
+                set.rules()[*place].action == RuleAction::Deny && {
+                    let mut templates = self.of_rule(facts, (at, *place), is_ipv6).iter();
+                    templates.any(|flow| flow.cmp_to(key).is_eq() && flow.body.cookie == cookie)
+                }
             })
         })
     }
 
-    fn templates_of(
+    /// The flow templates of a rule.
+    fn of_rule(
         &mut self,
         facts: PortFacts<'_>,
         (set, rule): (usize, usize),
-        v6: bool,
-        all_traffic: bool,
+        is_ipv6: bool,
     ) -> &[Arc<FlowTemplate>] {
         let key = TemplateKey {
-            port: facts.port,
-            set,
+            datapath: facts.keys.datapath,
+            port_group: facts.sets[set].group().clone(),
             rule,
-            v6,
-            all_traffic,
+            is_ipv6,
         };
         let Self {
             cookies,
             templates,
-            made,
+            of_rules,
             ..
         } = self;
-        made.entry(key).or_insert_with(|| {
-            let rule = &facts.sets[set].rules()[rule];
-            let transports = match all_traffic {
-                true => &[],
-                false => &rule.transports[..],
-            };
-            let new = make_templates(facts, rule, transports, v6, cookies).collect();
+        of_rules.entry(key).or_insert_with(|| {
+            let rule = facts.rule((set, rule));
+            let new = make_templates(facts, rule, is_ipv6, cookies).collect();
             templates.share(new, cookies)
         })
+    }
+
+    fn body(&mut self, actions: Vec<Action>) -> FlowBody {
+        body(actions, &mut self.cookies)
+    }
+
+    fn shared(&mut self, templates: Vec<FlowTemplate>) -> Plan {
+        let mut plan = self.templates.share(templates, &mut self.cookies).to_vec();
+        in_order(&mut plan);
+        plan
     }
 }
 
@@ -461,62 +544,81 @@ pub fn in_order(templates: &mut Plan) {
 fn make_templates(
     facts: PortFacts<'_>,
     rule: &ActiveRule,
-    transports: &[Transport],
-    v6: bool,
+    is_ipv6: bool,
     cookies: &mut Cookies,
 ) -> impl Iterator<Item = FlowTemplate> {
-    let is_for_family = if v6 { rule.v6 } else { rule.v4 };
+    let is_for_family = if is_ipv6 { rule.v6 } else { rule.v4 };
     let templates = rule.templates.iter().filter(move |_| is_for_family);
     templates
-        .filter_map(move |acl_template| Some((acl_template, body(acl_template, facts, cookies)?)))
+        .filter_map(move |acl_template| {
+            Some((acl_template, body_of(acl_template, facts, cookies)?))
+        })
         .flat_map(move |(acl_template, body)| {
-            let sources = facts
-                .addresses
-                .iter()
-                .filter(move |src| src.is_ipv6() == v6);
-            sources.flat_map(move |src| {
-                let any = transports.is_empty().then_some(None);
-                let transports = transports.iter().copied().map(Some).chain(any);
-                let body = body.clone();
-                let registers = at_port(facts, acl_template.registers.clone());
-                transports.map(move |transport| FlowTemplate {
-                    table: acl_template.table(facts.base),
-                    priority: acl_template.priority,
-                    metadata: facts.keys.datapath.into(),
-                    registers: Arc::clone(&registers),
-                    src: *src,
-                    transport,
-                    denies: rule.action == RuleAction::Deny,
-                    body: body.clone(),
-                })
+            let ports = rule.ports_of_flows();
+            let any = ports.is_empty().then_some(None);
+            let transports = ports.iter().copied().map(Some).chain(any);
+            let registers = Arc::new(acl_template.registers.clone());
+            transports.map(move |transport| FlowTemplate {
+                table: acl_template.table(facts.base),
+                priority: acl_template.priority,
+                metadata: facts.keys.datapath.into(),
+                registers: Arc::clone(&registers),
+                source: Source::Tagged { is_ipv6 },
+                transport,
+                denies: rule.action == RuleAction::Deny,
+                body: body.clone(),
             })
         })
 }
 
-/// These registers, for packets of the port.
-fn at_port(facts: PortFacts<'_>, mut registers: Registers) -> Arc<Registers> {
-    registers.insert(REG_INPORT, Masked::new(facts.keys.port, u32::MAX));
-    Arc::new(registers)
+/// The registers of all packets of a port.
+fn at_port(facts: PortFacts<'_>) -> Arc<Registers> {
+    let port = Masked::new(facts.keys.port, u32::MAX);
+    Arc::new(Registers::from([(REG_INPORT, port)]))
 }
 
-fn body(
+/// Makes the tag of the mark, in this table and for this scope.
+fn actions_of_marks(scope: u16, table: u8, mask: u32) -> Vec<Action> {
+    vec![
+        Action::SetTunnel(Tag::new(scope, 0).bits()),
+        Action::MoveMark { mask },
+        no_mark(mask),
+        Action::Resubmit { table },
+    ]
+}
+
+/// The scope for which a flow with this cookie makes tags of marks, of the first few.
+#[cfg(any(test, feature = "test-util"))]
+pub fn scope_of_marks(cookie: Cookie, table: u8, mask: u32) -> Option<u16> {
+    let cookie_of = |scope| Cookie::new(hash(&actions_of_marks(scope, table, mask)) & OF_ACTIONS);
+    (1..32).find(|scope| cookie_of(*scope) == cookie)
+}
+
+/// Takes the group out of the mark.
+fn no_mark(mask: u32) -> Action {
+    Action::SetMark(Masked::new(0, mask))
+}
+
+fn body_of(
     acl_template: &AclTemplate,
     facts: PortFacts<'_>,
     cookies: &mut Cookies,
 ) -> Option<FlowBody> {
     let mut actions = acl_template.actions(facts.base, facts.cached_actions)?;
-    // What leaves the pipeline has the mark that it would have without dnsflow. What is dropped needs none.
-    if let Some(mask) = facts.mark_mask
-        && !actions.is_empty()
-    {
-        actions.insert(0, Action::SetMark(Masked::new(0, mask)));
+    // The tag has done its work. What is dropped needs none.
+    if !actions.is_empty() {
+        actions.insert(0, Action::SetTunnel(0));
     }
-    Some(FlowBody {
+    Some(body(actions, cookies))
+}
+
+fn body(actions: Vec<Action>, cookies: &mut Cookies) -> FlowBody {
+    FlowBody {
         cookie: cookies.cookie(&actions),
         // A sentinel flow ends it.
         hard_timeout_s: 0,
         actions: actions.into(),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -541,11 +643,11 @@ mod tests {
     fn colliding_tags_are_told_apart() {
         let mut cookies = Cookies::default();
         let actions = [Action::Resubmit { table: 1 }];
-        let collision = Cookie::new(tag(&actions) & EVEN);
+        let collision = Cookie::new(hash(&actions) & OF_ACTIONS);
         cookies.taken.insert(collision);
         assert_eq!(
             cookies.cookie(&actions),
-            Cookie::new((tag(&actions) & EVEN) + 2)
+            Cookie::new((hash(&actions) & OF_ACTIONS) + 2)
         );
     }
 }

@@ -31,7 +31,9 @@ use crate::{
     },
     tools::table::HashMap,
     values::{
-        firewall::{Destination, Firewall, Floor, IpVersions, Rule, RuleAction},
+        firewall::{
+            Destination, Firewall, Floor, IpVersions, PORTS_PER_RULE_MAX, Rule, RuleAction,
+        },
         flow::Transport,
         name::{DnsName, DomainName},
     },
@@ -122,10 +124,18 @@ impl ActiveRule {
         (self.name.name().clone(), self.pattern, self.action)
     }
 
+    /// The protocols and ports of its flows; empty means all traffic. A rule that denies more than are read denies all.
+    pub(crate) fn ports_of_flows(&self) -> &[Transport] {
+        match self.action == RuleAction::Deny && self.transports.len() > PORTS_PER_RULE_MAX {
+            true => &[],
+            false => &self.transports,
+        }
+    }
+
     /// How many flows to one address of a family the rule comes to at most, for a port with so many addresses of its own.
     pub(crate) fn flow_count(&self, v6: bool, sources: usize) -> usize {
         let is_for_family = if v6 { self.v6 } else { self.v4 };
-        let each = self.templates.len() * sources * self.transports.len().max(1);
+        let each = self.templates.len() * sources * self.ports_of_flows().len().max(1);
         if is_for_family { each } else { 0 }
     }
 
@@ -163,6 +173,8 @@ impl ActiveRule {
 /// The rules for the ports of one port group, found by name.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct RuleSet {
+    /// The name of the port group.
+    group: Arc<str>,
     rules: Vec<Arc<ActiveRule>>,
     /// For the wire form of each rule's name: indices into `rules`.
     by_name: HashMap<Box<[u8]>, Vec<usize>>,
@@ -223,6 +235,19 @@ pub(crate) fn is_dry_run(sets: &[&RuleSet]) -> bool {
 }
 
 impl RuleSet {
+    /// There is no rule for the ports of this group.
+    pub(crate) fn of(group: &str) -> Self {
+        Self {
+            group: group.into(),
+            ..Self::default()
+        }
+    }
+
+    /// The name of the port group.
+    pub(crate) fn group(&self) -> &Arc<str> {
+        &self.group
+    }
+
     /// Adds a rule.
     pub fn push(&mut self, rule: impl Into<Arc<ActiveRule>>) {
         let rule = rule.into();

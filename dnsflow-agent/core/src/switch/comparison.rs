@@ -1,15 +1,11 @@
 //! The flows in the switch: their comparison with the cache, and flows that come and go.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
-use super::{Phase, Switch};
+use super::{Phase, Switch, waiting::Waiting};
 use crate::{
     Command, Timestamp,
-    access::{Access, FoundFlows, Holder},
-    cache::Missing,
+    access::{Access, Holder},
     installed::{Batch, ReadMark, Reading, Written},
     io::{
         input::{BatchId, FlowQuestion, MarkChange, MarkFound},
@@ -17,11 +13,10 @@ use crate::{
         report::Report,
     },
     values::{
-        flow::{Cookie, Ends, FlowChange, FlowKey, InstalledFlow, Sentinel},
-        ids::PortId,
+        flow::{Cookie, Ends, FlowChange, FlowKey, InstalledFlow, Sentinel, Tag},
         limits::{
-            COMPARE_AGAIN, COMPARE_INTERVAL, REFUSED_BATCHES_MAX, RESTORE_DELAY, RESTORE_MAX,
-            RESTORING_MAX, UNKNOWN_MAX, UNKNOWN_OF_GROUPS_MAX,
+            COMPARE_INTERVAL, REFUSED_BATCHES_MAX, RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX,
+            UNKNOWN_MAX, UNKNOWN_OF_GROUPS_MAX,
         },
     },
 };
@@ -42,19 +37,15 @@ pub(super) struct Comparison {
     pub(super) unknown: Vec<InstalledFlow>,
     /// The flows of groups in the dump so far that no group has.
     pub(super) unknown_of_groups: Vec<InstalledFlow>,
-    /// In the first comparison, the flows in the dump so far that addresses do not have which may be short of room.
-    pub(super) found: BTreeMap<(PortId, IpAddr), FoundFlows>,
-    /// How many these are.
-    pub(super) found_count: usize,
-    /// The marks of an earlier run that no entry has.
-    pub(super) marks: Vec<(PortId, MarkFound)>,
+    /// Whether all marks were looked at.
+    pub(super) are_marks_read: bool,
+    /// Whether some flows of the dump were not looked at.
+    pub(super) is_cut: bool,
     /// Batches that the switch had not confirmed when the current dump began, and those that had waited then: the dump,
     /// which comes over another connection, may not show their flows.
     pub(super) unshown: BTreeSet<BatchId>,
     /// When the next comparison begins.
     pub(super) at: Option<Timestamp>,
-    /// Whether flows have stayed behind the last one until marks replace them.
-    pub(super) some_stay: bool,
     /// Whether one has ended since the last call of [`Switch::settled`] that gave anything.
     pub(super) has_ended: bool,
 }
@@ -296,9 +287,8 @@ impl Switch {
         comparison.number += 1;
         comparison.unknown.clear();
         comparison.unknown_of_groups.clear();
-        comparison.found.clear();
-        comparison.found_count = 0;
-        comparison.marks.clear();
+        comparison.are_marks_read = !with_marks;
+        comparison.is_cut = false;
         let openings = self.openings.iter();
         let of_turn = openings.filter_map(|openings| openings.batch.id());
         comparison.unshown = self.pending.keys().copied().chain(of_turn).collect();
@@ -338,10 +328,10 @@ impl Switch {
         let reading = Reading {
             number: self.comparison.number,
             since: self.comparison.since?,
-            is_first: self.comparison.ended == 0,
         };
-        if found.is_none() && reading.is_first {
-            // Groups get no numbers before those of an earlier run are known.
+        let is_first = self.comparison.ended == 0;
+        if found.is_none() && is_first {
+            // No address gets a tag before those of an earlier run are known.
             self.question_refused(now);
             return None;
         }
@@ -361,47 +351,35 @@ impl Switch {
             } = found;
             let port = access.ports.at_veth(ifindex);
             let cache = &mut *access.cache;
-            let read = port.and_then(|port| cache.mark_found(port, &found, reading, &mut batch));
-            match (read, port) {
-                (Some(ReadMark::Wrong), _) => out.counters.marks_restored += 1,
-                (Some(ReadMark::Over), _) => out.counters.marks_removed += 1,
-                // Its flows tell whether it still counts.
-                (None, Some(port))
-                    if reading.is_first
-                        && found.until > now
-                        && cache.entry(port, address).is_some() =>
-                {
-                    self.comparison.marks.push((port, found));
+            if let Some(port) = port {
+                cache.groups_mut().rest_mark((port, found.mark), now);
+            }
+            let stays = port.is_some_and(|port| {
+                let is_confirmed = |written| self.has_confirmed(written);
+                let read = cache.mark_found((port, &found), reading, is_confirmed, &mut batch);
+                out.counters.marks_restored += u64::from(read == Some(ReadMark::Wrong));
+                let is_open = found.until > now;
+                let is_known = is_open && cache.entry(port, address).is_some();
+                if is_first && is_known {
+                    return cache.keep_mark(port, &found);
                 }
-                (Some(ReadMark::Former), Some(port)) if reading.is_first && found.until > now => {
-                    self.comparison.marks.push((port, found));
-                }
-                (Some(ReadMark::Right | ReadMark::Former), _) => {}
-                // The record of its name waits.
-                (None, Some(_))
-                    if reading.is_first
-                        && found.until > now
-                        && access.classes.may_earlier_open_at(ifindex) =>
-                {
-                    cache.groups_mut().keep_former(found.mark);
-                }
-                (None, Some(port))
-                    if access.classes.may_earlier_open_at(ifindex)
-                        && cache.groups().is_mark_in_force(port, found.mark) => {}
-                (None, _) => {
-                    batch.mark(MarkChange::Remove { ifindex, address });
-                    out.counters.marks_removed += 1;
-                }
+                // The record of its name may wait.
+                let may_wait = || is_open && access.classes.may_earlier_open_at(ifindex);
+                read.is_some() || may_wait() && cache.is_mark_known(port, &found)
+            });
+            if !stays {
+                batch.mark(MarkChange::Remove { ifindex, address });
+                out.counters.marks_removed += 1;
             }
         }
         if !more {
-            if reading.is_first {
-                let marks = &mut self.comparison.marks;
-                access.keep_marks(marks, reading, &mut batch);
-            }
+            self.comparison.are_marks_read = true;
             access.classes.marks_read(reading.since);
             let missing = access.cache.marks_read(reading, &mut batch);
             out.counters.marks_restored += missing as u64;
+            for port in access.cache.groups_mut().marks_read(reading.since) {
+                access.replan_port(port, &mut batch);
+            }
         }
         Some(batch)
     }
@@ -429,23 +407,12 @@ impl Switch {
                 continue;
             }
             if self.waiting.explains(&flow.key, flow.cookie) {
-                access.ends(&flow.key, now);
-                continue;
-            }
-            let comparison = &mut self.comparison;
-            if let Some(Holder::Entry(port, address)) = holder
-                && comparison.ended == 0
-                && access.cache.is_unsettled(port, address)
-                && comparison.found_count < access.cache.limits().flows_found_max()
-            {
-                let of_address = comparison.found.entry((port, address)).or_default();
-                of_address.insert(flow.key, flow.cookie);
-                comparison.found_count += 1;
+                access.ends(&flow.key, flow.cookie, now);
                 continue;
             }
             let (unknown, max) = match flow.key.matches.ends {
                 Ends::Addresses(_) => (&mut self.comparison.unknown, UNKNOWN_OF_ADDRESSES_MAX),
-                Ends::Group { .. } => (
+                _ => (
                     &mut self.comparison.unknown_of_groups,
                     UNKNOWN_OF_GROUPS_MAX,
                 ),
@@ -453,6 +420,8 @@ impl Switch {
             if unknown.len() < max {
                 unknown.push(flow);
             } else {
+                access.ends(&flow.key, flow.cookie, now);
+                self.comparison.is_cut = true;
                 self.compare_by(now);
             }
         }
@@ -463,8 +432,6 @@ impl Switch {
     pub(crate) fn compared(&mut self, access: &mut Access<'_>, out: &mut Output) -> Option<Batch> {
         let now = out.now();
         let since = self.comparison.since.take()?;
-        // As before the comparison: what is missing in the switch is lost, and restored in parts.
-        let mut unsent = self.batch(false, now);
         self.comparison.ended += 1;
         self.comparison.has_ended = true;
         self.unanswered.clear();
@@ -480,24 +447,15 @@ impl Switch {
         let number = self.comparison.number;
         let unknown = std::mem::take(&mut self.comparison.unknown);
         let of_groups = std::mem::take(&mut self.comparison.unknown_of_groups);
-        let is_all = unknown.len() < UNKNOWN_OF_ADDRESSES_MAX;
-        let are_groups_found = of_groups.len() < UNKNOWN_OF_GROUPS_MAX;
-        let mut are_all_found = is_all && are_groups_found;
+        let is_cut = self.comparison.is_cut;
         let unknown = unknown.into_iter().chain(of_groups);
         let mut unknown: HashMap<FlowKey, InstalledFlow> =
             unknown.map(|flow| (flow.key.clone(), flow)).collect();
-        let marks = std::mem::take(&mut self.comparison.marks);
-        let of_marks = access.take_over_marks(marks, &unknown, number, &mut batch);
-        let (removed_marks, any_mark_stays) = (of_marks.removed, of_marks.any_stays);
-        out.counters.marks_removed += removed_marks as u64;
-        let found = std::mem::take(&mut self.comparison.found);
+        let found: Vec<FlowKey> = unknown.keys().cloned().collect();
         if self.comparison.ended == 1 {
-            let are_all_taken =
-                access.keep_found((found, of_marks), number, &mut unknown, &mut unsent);
-            if !are_all_taken {
-                are_all_found = false;
-                self.compare_by(now);
-            }
+            // As before the comparison: what is missing in the switch is lost, and restored in parts.
+            let mut unsent = self.batch(false, now);
+            access.keep_flows(found.iter(), &mut unsent);
             self.commit(unsent, true, access.planner(), out);
         }
         // Flows that have come to be wanted since the dump has shown them: to remove them now would remove the new
@@ -507,10 +465,8 @@ impl Switch {
             let flows = holder.and_then(|holder| access.flows(holder));
             !flows.is_some_and(|(_, flows)| flows.compare(flow, number, since, now))
         });
-        if self.comparison.ended == 1
-            && end_earlier_by_numbers((unknown.keys(), are_groups_found), number, access, now)
-        {
-            self.compare_by(now);
+        for (key, flow) in &unknown {
+            access.ends(key, flow.cookie, now);
         }
         if self.comparison.ended == 1
             && let Some(until) = access.cache.denials_until()
@@ -524,13 +480,10 @@ impl Switch {
             access.denials(ports, unknown)
         });
         let denials = denials.unwrap_or_default();
-        // Flows stay until the marks are set that replace them, and those that marks of the earlier run lead to: the next
-        // comparison removes them.
+        access.denials_stay(&denials);
         let mut stay = BTreeSet::new();
         unknown.retain(|key, flow| {
-            let stays = denials.contains(key)
-                || access.awaits_mark(key, flow.cookie)
-                || access.is_of_former(key);
+            let stays = denials.contains(key);
             if stays {
                 stay.insert(Sentinel {
                     table: key.table,
@@ -539,20 +492,16 @@ impl Switch {
             }
             !stays
         });
-        let some_stayed = std::mem::replace(&mut self.comparison.some_stay, !stay.is_empty());
-        if self.comparison.some_stay && !some_stayed || any_mark_stays {
-            self.compare_by(now + COMPARE_AGAIN);
-        }
         let (added, missing) = self.find_lost(access, since);
         let removed = unknown.len();
         access.counters_read(since);
         // In one batch with the flows that replace them.
         let mut restored = HashSet::new();
         for (key, installed) in unknown {
-            if let Some(holder) = access.holder_of(&key)
-                && restored.insert(holder)
-            {
-                restore(access, holder, &mut batch, out);
+            for holder in access.replacing(&key) {
+                if restored.insert(holder) {
+                    restore(access, holder, &mut batch, out);
+                }
             }
             batch.extend([FlowChange::Delete(key, Some(installed.cookie))]);
         }
@@ -561,15 +510,25 @@ impl Switch {
         }
         if self.comparison.ended == 1 {
             access.start_is_over(&mut batch);
+            access.keep_flows(found.iter(), &mut batch);
             // What has ended meanwhile gets no further term.
             access.cache.expire(&mut batch);
         }
+        let before = batch.len();
         access.decide_undecided(&mut batch);
-        access.cache.compared(number, missing, &mut batch);
-        self.put_off(&mut batch, |_| true);
+        let ending = Waiting::ending(&mut batch.changes, before);
+        let is_complete = self.comparison.are_marks_read && !is_cut;
+        let comparison = (number, since, is_complete);
+        access.cache.compared(comparison, &missing, &mut batch);
+        access.replace_marks(&mut batch);
+        let groups = access.cache.groups();
+        self.put_off(&mut batch, |key| !groups.are_of_group(key));
+        // Behind the groups that are new.
+        batch.extend(self.waiting.put_off_ending(ending));
         // Flows that wait to be removed keep theirs, and so do those that were not looked at.
         stay.extend(self.waiting.sentinels());
-        if !are_all_found {
+        if is_cut || self.waiting.may_replace() {
+            // Those of the flows that will be replaced are not known.
             stay.extend(self.sentinels.all_found());
         }
         // Behind everything that may need one.
@@ -577,12 +536,12 @@ impl Switch {
         Some(batch)
     }
 
-    /// Finds the flows that the dump has not shown. Returns how many are lost, and who misses flows that the switch has
-    /// answered for before the dump.
-    fn find_lost(&mut self, access: &mut Access<'_>, since: Timestamp) -> (usize, Missing) {
+    /// Finds the flows that the dump has not shown. Returns how many are lost, and the groups that miss flows that the
+    /// switch has answered for before the dump.
+    fn find_lost(&mut self, access: &mut Access<'_>, since: Timestamp) -> (usize, BTreeSet<Tag>) {
         let number = self.comparison.number;
         let mut lost = 0;
-        let mut missing = Missing::default();
+        let mut missing = BTreeSet::new();
         // Whoever still has lost flows is found again, and ports that are gone are not.
         self.lost.holders = LostHolders::default();
         for holder in access.holders() {
@@ -599,12 +558,15 @@ impl Switch {
             };
             if !is_on_its_way {
                 let is_sent = !matches!(flows.written, Written::Unsent { .. });
-                match holder {
-                    _ if !is_sent || !flows.are_any_missing(number, since) => {}
-                    Holder::Group(id) => missing.groups.push(id),
-                    Holder::Entry(port, address) => missing.entries.push((port, address)),
+                if let Holder::Group(tag) = holder
+                    && is_sent
+                    && flows.are_any_missing(number, since)
+                {
+                    missing.insert(tag);
                 }
-                lost += flows.mark_lost(target, number, since, |key| self.is_foreign(key));
+                let may_be_missing =
+                    |key: &FlowKey| self.is_foreign(key) || self.waiting.writes(key);
+                lost += flows.mark_lost(target, number, since, may_be_missing);
             }
             if flows.is_lost() {
                 self.lost.holders.push(holder);
@@ -613,27 +575,6 @@ impl Switch {
         }
         (lost, missing)
     }
-}
-
-/// The first comparison has found these flows that nobody has, of groups all or not. If a number may stand for another
-/// plan than in the earlier run, the programs of that run open nothing more. Returns whether they could before.
-fn end_earlier_by_numbers<'a>(
-    (unknown, are_all): (impl Iterator<Item = &'a FlowKey>, bool),
-    comparison: u32,
-    access: &mut Access<'_>,
-    now: Timestamp,
-) -> bool {
-    if !access.classes.may_earlier_open() {
-        return false;
-    }
-    let groups = access.cache.groups_mut();
-    let mut are_same = are_all && groups.are_all_shown(comparison);
-    for key in unknown {
-        if let Ends::Group { mark, .. } = key.matches.ends {
-            are_same &= groups.rest(mark, now);
-        }
-    }
-    !are_same && access.classes.end_earlier()
 }
 
 /// Writes the lost flows of one holder.

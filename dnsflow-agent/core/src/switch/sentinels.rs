@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound::{Excluded, Unbounded},
     time::Duration,
 };
 
@@ -9,7 +10,10 @@ use crate::{
     Timestamp,
     installed::Batch,
     policy::plan::Planner,
-    values::flow::{Cookie, FlowChange, Sentinel},
+    values::{
+        flow::{Cookie, FlowChange, Sentinel},
+        limits::{CHANGES_UNDER_WAY_MAX, RENEW_PAUSE},
+    },
 };
 
 /// The sentinel flows in the switch.
@@ -23,6 +27,8 @@ pub(super) struct Sentinels {
     keep_flows_s: u16,
     /// When they are renewed next.
     renew_at: Option<Timestamp>,
+    /// The last one that was renewed, until all are.
+    renewed: Option<Sentinel>,
 }
 
 impl Sentinels {
@@ -32,6 +38,7 @@ impl Sentinels {
             found: BTreeMap::new(),
             keep_flows_s,
             renew_at: None,
+            renewed: None,
         }
     }
 
@@ -70,15 +77,25 @@ impl Sentinels {
         self.renew_at = Some(at);
     }
 
-    /// Restarts the hard timeouts, if that is due.
+    /// Restarts the hard timeouts, if that is due: of some at a time, as openings would wait behind all of them.
     pub(super) fn renew(
         &mut self,
         planner: &mut Planner,
         now: Timestamp,
     ) -> Option<Vec<FlowChange>> {
         self.renew_at.take_if(|at| *at <= now)?;
-        self.renew_at = Some(now + self.interval());
-        let bodies = self.there.iter();
+        let behind = self.renewed.map_or(Unbounded, Excluded);
+        let rest = self.there.range((behind, Unbounded));
+        let part: Vec<&Sentinel> = rest.take(CHANGES_UNDER_WAY_MAX).collect();
+        self.renewed = part
+            .last()
+            .filter(|_| part.len() == CHANGES_UNDER_WAY_MAX)
+            .map(|last| **last);
+        self.renew_at = Some(match self.renewed {
+            Some(_) => now + RENEW_PAUSE,
+            None => now + self.interval(),
+        });
+        let bodies = part.into_iter();
         let bodies = bodies.map(|sentinel| planner.sentinel_body(*sentinel, self.keep_flows_s));
         Some(bodies.map(FlowChange::Renew).collect())
     }

@@ -758,7 +758,7 @@ impl Flowing {
                 let address = IpAddr::from([10, 244, 0, host]);
                 self.setup
                     .switch
-                    .end(&mut batch, |key| key.matches.ends.src() == address);
+                    .end(&mut batch, |key| key.matches.ends.src() == Some(address));
                 self.setup.send(batch);
             }
             Event::EndOfTurn => {}
@@ -938,4 +938,147 @@ fn refused_batches_have_a_limit_and_none_is_forgotten() {
     refused.compared();
     assert!((0..many).all(|id| !refused.contain(BatchId(id))));
     assert!(refused.contain(BatchId(many)));
+}
+
+/// What pods are told of groups, and the flows that the switch has.
+struct Groups {
+    setup: Setup,
+    /// The numbers of the groups whose flows somebody has written.
+    written: BTreeSet<u16>,
+    there: BTreeSet<FlowKey>,
+}
+
+#[derive(Clone, Debug)]
+enum OfGroups {
+    /// A pod is told an address, which gets the tag of this group.
+    Answer {
+        port: u32,
+        dst: u32,
+        group: u16,
+    },
+    /// The pod has more under way than it may.
+    Fill {
+        port: u32,
+    },
+    /// An edit gives an address this tag.
+    Edit {
+        dst: u32,
+        group: u16,
+    },
+    EndOfTurn,
+    Reply,
+}
+
+fn of_groups() -> impl Strategy<Value = OfGroups> {
+    let (port, dst, group) = (0..3_u32, 0..3_u32, 1..6_u16);
+    prop_oneof![
+        8 => (port.clone(), dst.clone(), group.clone())
+            .prop_map(|(port, dst, group)| OfGroups::Answer { port, dst, group }),
+        1 => port.prop_map(|port| OfGroups::Fill { port }),
+        1 => (dst, group).prop_map(|(dst, group)| OfGroups::Edit { dst, group }),
+        3 => Just(OfGroups::EndOfTurn),
+        3 => Just(OfGroups::Reply),
+    ]
+}
+
+impl Groups {
+    fn tag(group: u16) -> Tag {
+        Tag::new(1, group)
+    }
+
+    /// The flows of a group: 1, or many.
+    fn keys(group: u16) -> impl Iterator<Item = FlowKey> {
+        let flows = [1, 3, 100, 200, 300][usize::from(group - 1)];
+        (0..flows).map(move |priority| {
+            let cookie = Cookie::new(2);
+            let mut key = Sentinel { table: 44, cookie }.key();
+            key.priority = priority;
+            key.matches.ends = Ends::Tagged {
+                tag: Self::tag(group),
+                is_ipv6: false,
+            };
+            key
+        })
+    }
+
+    fn add(key: FlowKey, cookie: Cookie) -> FlowChange {
+        let body = FlowBody {
+            cookie,
+            hard_timeout_s: 0,
+            actions: std::sync::Arc::new([]),
+        };
+        FlowChange::Add(key, body)
+    }
+
+    /// The address gets the tag, by the flows of the group, if nobody has written them, and one more.
+    fn lead(&mut self, dst: u32, group: u16) -> Vec<FlowChange> {
+        let is_new = self.written.insert(group);
+        let of_group = Self::keys(group).filter(|_| is_new);
+        let of_group = of_group.map(|key| Self::add(key, Cookie::new(2)));
+        let FlowChange::Delete(key, _) = removal(dst) else {
+            unreachable!("it is a removal");
+        };
+        let of_address = Self::add(key, Cookie::of_tag(Self::tag(group), None));
+        of_group.chain([of_address]).collect()
+    }
+
+    fn take(&mut self, event: &OfGroups) -> Result<(), TestCaseError> {
+        match *event {
+            OfGroups::Answer { port, dst, group } => {
+                let changes = self.lead(dst, group);
+                let ends = Ends::Tagged {
+                    tag: Self::tag(group),
+                    is_ipv6: false,
+                };
+                let switch = &mut self.setup.switch;
+                let most = changes.len() + switch.waiting_at(ends);
+                let mut batch = switch.begin_openings(PortId(port), expected(most), NOW);
+                batch.extend(changes);
+                switch.open(PortId(port), batch, None);
+            }
+            OfGroups::Fill { port } => {
+                told(&mut self.setup, port, CHANGES_UNDER_WAY_MAX);
+            }
+            OfGroups::Edit { dst, group } => {
+                self.setup.flush();
+                let changes = self.lead(dst, group);
+                self.setup.commit(changes);
+            }
+            OfGroups::EndOfTurn => self.setup.flush(),
+            OfGroups::Reply => {
+                self.setup.confirm_next();
+            }
+        }
+        for change in self.setup.changes() {
+            let FlowChange::Add(key, body) = change else {
+                continue;
+            };
+            if let Some(tag) = body.cookie.tag() {
+                let missing = Self::keys(tag.number()).find(|key| !self.there.contains(key));
+                prop_assert!(missing.is_none(), "{:?} leads to {:?}", key, tag);
+            }
+            self.there.insert(key);
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever waits, and for whom.
+    #[test]
+    fn a_tag_leads_to_all_flows_of_its_group(events in vec(of_groups(), 1..60)) {
+        let mut groups = Groups {
+            setup: Setup::compared(),
+            written: BTreeSet::new(),
+            there: BTreeSet::new(),
+        };
+        let end = [OfGroups::EndOfTurn, OfGroups::Reply];
+        let events = events.iter().chain(std::iter::repeat_n(&end, 200).flatten());
+        for event in events {
+            groups.take(event)?;
+        }
+        prop_assert_eq!(&groups.setup.switch.sizes()[..3], &[0, 0, 0]);
+    }
 }

@@ -14,22 +14,19 @@ mod places;
 mod queues;
 mod removals;
 
-use std::{
-    collections::{BTreeSet, HashSet},
-    net::IpAddr,
-};
+use std::collections::{BTreeSet, HashSet};
 
 use super::Opening;
 use crate::{
     installed::Batch,
     io::input::BatchId,
     values::{
-        flow::{Addresses, Cookie, Ends, FlowChange, FlowKey, Sentinel},
+        flow::{Cookie, Ends, FlowChange, FlowKey, Sentinel, Tag},
         ids::PortId,
         limits::{CHANGES_UNDER_WAY_MAX, REMOVALS_WAITING_MAX},
     },
 };
-use places::{Change, Places, changes_of, ends, ends_of};
+use places::{Change, Places, changes_of, ends, group_of};
 pub(super) use queues::ChangesByPort;
 use queues::{Queued, Queues};
 use removals::Removals;
@@ -130,15 +127,24 @@ impl Waiting {
     }
 
     /// Takes the changes of a pod that come next: about [`CHANGES_UNDER_WAY_MAX`]. Those between the same ends stay
-    /// together.
+    /// together, but for the flows of a group that is new.
     pub(super) fn take_next(&mut self, port: PortId) -> Option<Part> {
         let queued = self.queues.front_mut(port)?;
         let mut changes = Vec::new();
         while let Some(ends) = queued.waits_at.front() {
             // Without an owner, the changes of its pod have gone along with others, and those of now only end.
             if self.places.owner(*ends).is_some() {
+                if let Some(group) = self.places.waiting_group_of(*ends) {
+                    queued.waits_at.push_front(group);
+                    continue;
+                }
                 let more = self.places.len(*ends);
-                if !changes.is_empty() && changes.len() + more > CHANGES_UNDER_WAY_MAX {
+                let room = CHANGES_UNDER_WAY_MAX.saturating_sub(changes.len());
+                if more > room && self.places.may_be_divided(*ends) {
+                    changes.extend(changes_of(self.places.take_some(*ends, room)));
+                    break;
+                }
+                if !changes.is_empty() && more > room {
                     break;
                 }
                 changes.extend(changes_of(self.places.take(*ends)));
@@ -177,7 +183,7 @@ impl Waiting {
         let may_wait = |change: &mut FlowChange| match change {
             FlowChange::Delete(key, cookie) => {
                 let is_of_sentinel = cookie.is_some_and(Cookie::is_of_sentinel);
-                is_one(key) && !is_of_sentinel && !added.contains(&ends_of(key))
+                is_one(key) && !is_of_sentinel && !added.contains(&key.matches.ends)
             }
             FlowChange::Add(..) | FlowChange::Renew(_) => false,
         };
@@ -190,27 +196,53 @@ impl Waiting {
         }
     }
 
+    /// Takes the changes of addresses out, from index `from` on.
+    pub(super) fn ending(changes: &mut Vec<FlowChange>, from: usize) -> Vec<FlowChange> {
+        let is_of_address =
+            |change: &mut FlowChange| matches!(ends(change), Some(Ends::Addresses(_)));
+        changes.extract_if(from.., is_of_address).collect()
+    }
+
+    /// Has these changes wait, each of which takes away what an address had of names that have ended. Returns those for
+    /// which there is no room.
+    pub(super) fn put_off_ending(&mut self, ending: Vec<FlowChange>) -> Vec<FlowChange> {
+        let mut beyond = Vec::new();
+        for change in ending {
+            match ends(&change) {
+                Some(ends) if self.has_room_for(ends) => self.remove(ends, change),
+                _ => beyond.push(change),
+            }
+        }
+        beyond
+    }
+
     /// Whether a removal between these ends may wait. Where a change waits, the others between the same ends do, too.
     fn has_room_for(&self, ends: Ends) -> bool {
         self.removals.len() < REMOVALS_WAITING_MAX || self.places.len(ends) > 0
     }
 
-    /// Has a removal wait.
-    fn remove(&mut self, ends: Ends, removal: FlowChange) {
-        let added = self.places.push(ends, removal);
+    /// Has a removal wait, or what takes the place of a flow with more.
+    fn remove(&mut self, ends: Ends, change: FlowChange) {
+        let added = self.places.push(ends, change);
         if self.places.owner(ends).is_none() {
             self.removals.push(ends, added);
         }
     }
 
     /// Takes the next part of the removals: about [`CHANGES_UNDER_WAY_MAX`]. There is none while the switch has not
-    /// confirmed the part before. The removals between the same ends stay together: of a flow that denies and one
-    /// that allows, none is left alone.
+    /// confirmed the part before. The removals between the same addresses stay together: of a flow that denies and one
+    /// that allows, none is left alone. No packet comes to the flows of a group that is gone.
     pub(super) fn take_removals(&mut self) -> Vec<FlowChange> {
         let mut part = Vec::new();
         while let Some(ends) = self.removals.next() {
             let more = self.places.len(ends);
-            if !part.is_empty() && part.len() + more > CHANGES_UNDER_WAY_MAX {
+            let room = CHANGES_UNDER_WAY_MAX.saturating_sub(part.len());
+            if more > room && self.places.may_be_divided(ends) {
+                self.removals.take_some(room);
+                part.extend(changes_of(self.places.take_some(ends, room)));
+                break;
+            }
+            if !part.is_empty() && more > room {
                 break;
             }
             self.removals.take(ends, more);
@@ -235,11 +267,11 @@ impl Waiting {
 
     // What goes past.
 
-    /// Takes along the waiting changes between the ends of these changes' flows, from index `from` on. They go before
-    /// these changes.
-    pub(super) fn take_along(&mut self, batch: &mut Batch, from: usize) {
+    /// Takes along the waiting changes between the ends of these changes' flows, from index `from` on, and those of the groups
+    /// to which they lead packets. They go before these changes. Returns the groups.
+    pub(super) fn take_along(&mut self, batch: &mut Batch, from: usize) -> Vec<Tag> {
         if self.places.is_empty() {
-            return;
+            return Vec::new();
         }
         let mut before = Vec::new();
         let places: BTreeSet<Ends> = batch.changes[from..].iter().filter_map(ends).collect();
@@ -248,6 +280,29 @@ impl Waiting {
         }
         batch.replaces |= !before.is_empty();
         places::put_before(before, &mut batch.changes, from);
+        let own: BTreeSet<Ends> = batch.changes[from..].iter().filter_map(ends).collect();
+        let groups: BTreeSet<Ends> = batch.changes[from..].iter().filter_map(group_of).collect();
+        let mut taken = Vec::new();
+        let mut first = Vec::new();
+        for ends in groups.difference(&own) {
+            let changes = self.take(*ends);
+            if let Ends::Tagged { tag, .. } = ends
+                && !changes.is_empty()
+            {
+                taken.push(*tag);
+            }
+            first.extend(changes_of(changes));
+        }
+        batch.replaces |= !first.is_empty();
+        batch.changes.splice(from..from, first);
+        taken
+    }
+
+    fn take(&mut self, ends: Ends) -> Vec<Change> {
+        if self.places.owner(ends).is_none() {
+            self.removals.forget(ends, self.places.len(ends));
+        }
+        self.places.take(ends)
     }
 
     /// A batch is not sent, because the comparison will find its changes. If changes of the same flows wait, those of
@@ -276,17 +331,9 @@ impl Waiting {
         beyond
     }
 
-    fn take(&mut self, ends: Ends) -> Vec<Change> {
-        if self.places.owner(ends).is_none() {
-            self.removals.forget(ends, self.places.len(ends));
-        }
-        self.places.take(ends)
-    }
-
-    /// How many changes wait between these addresses.
-    pub(super) fn between(&self, src: IpAddr, dst: IpAddr) -> usize {
-        let ends = Addresses::between(src, dst).map(Ends::Addresses);
-        ends.map_or(0, |ends| self.places.len(ends))
+    /// How many changes wait between these ends.
+    pub(super) fn len(&self, ends: Ends) -> usize {
+        self.places.len(ends)
     }
 
     // The comparison.
@@ -300,6 +347,17 @@ impl Waiting {
                 Some(FlowChange::Delete(_, of)) => of.is_none_or(|of| of == cookie),
                 Some(FlowChange::Renew(_)) | None => false,
             }
+    }
+
+    /// Whether a dump does not show a flow because a change that writes it waits, or was under way.
+    pub(super) fn writes(&self, key: &FlowKey) -> bool {
+        self.removals.were_under_way(key)
+            || matches!(self.places.change_of(key), Some(FlowChange::Add(..)))
+    }
+
+    /// Whether a change waits that may take the place of a flow.
+    pub(super) fn may_replace(&self) -> bool {
+        self.places.have_additions()
     }
 
     /// A dump begins.

@@ -33,8 +33,8 @@ use crate::{
     },
 };
 
-/// A logical flow of the stage in which marks end.
-const MARKS_END: RowId = RowId::new(0xe4d << 96);
+/// A logical flow of the stage in which tags end.
+const TAGS_END: RowId = RowId::new(0xe4d << 96);
 
 /// The name filter in the kernel, and what it deferred.
 #[derive(Debug, Default)]
@@ -351,11 +351,9 @@ impl Node {
                 stage,
                 flows: match stage {
                     Stage::Table(..) => vec![RowId::new(0x5eed << 96)],
-                    Stage::OutPortSecurity => self
-                        .has_marks_end
-                        .then_some(MARKS_END)
-                        .into_iter()
-                        .collect(),
+                    Stage::OutPortSecurity => {
+                        self.has_tags_end.then_some(TAGS_END).into_iter().collect()
+                    }
                 },
             }),
             Command::FilterNames { name_set, names } => {
@@ -452,8 +450,8 @@ impl Node {
     fn find(&self, cookies: &[u32]) -> Vec<FoundFlow> {
         let found = |&cookie: &u32| FoundFlow {
             cookie,
-            table: match cookie == MARKS_END.prefix() {
-                true => self.marks_end,
+            table: match cookie == TAGS_END.prefix() {
+                true => self.tags_end,
                 false => self.ovn_table,
             },
             actions: self.ovn_actions.get(&cookie).cloned().unwrap_or_default(),
@@ -498,6 +496,7 @@ impl Node {
             FlowChange::Add(key, body) => {
                 let sentinel = sentinel_of(&key, body.cookie);
                 assert!(self.sentinels.contains_key(&sentinel), "it never goes");
+                self.actions.insert(body.cookie, body.actions);
                 self.switch.insert(key, (body.cookie, 0));
             }
             FlowChange::Delete(key, cookie) => {

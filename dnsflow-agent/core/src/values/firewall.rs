@@ -7,9 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::values::{flow::Transport, name::DnsName};
 
-/// Ports of one rule that are read. No address has room for as many flows
-/// ([`FLOWS_PER_ADDRESS_MAX`](crate::values::limits::FLOWS_PER_ADDRESS_MAX)), so that a rule with more ports could open
-/// nothing, and closes every port of an address if it denies.
+/// Ports of one rule that are read, each with a flow in every group of the rule's name. A rule with more opens nothing if
+/// it allows, and closes every port of an address if it denies.
 pub const PORTS_PER_RULE_MAX: usize = 1_024;
 
 /// The identity of an EgressFirewall: namespace and name (in a cluster always `default`).

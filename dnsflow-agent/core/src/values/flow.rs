@@ -21,7 +21,8 @@ use serde::{Deserialize, Serialize};
 /// always zero (`ofctrl_add_flow` in OVN's `controller/ofctrl.c`).
 pub const COOKIE_MAGIC: u32 = 0x444e_5346;
 
-/// The cookie of a dnsflow flow: [`COOKIE_MAGIC`] above, a tag of the flow's action list below.
+/// The cookie of a dnsflow flow: [`COOKIE_MAGIC`] above. Below, a hash of the flow's action list, or of a flow that gives
+/// packets a [`Tag`], the tag.
 ///
 /// Renewing flows by cookie rewrites their actions, so one cookie stands for one action list.
 #[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -46,6 +47,32 @@ impl Cookie {
             None
         }
     }
+
+    /// The cookie of the flows that give packets this tag, and take these bits out of their mark: with other bits, their
+    /// actions are others.
+    pub const fn of_tag(tag: Tag, mask: Option<u32>) -> Self {
+        let of_mask = match mask {
+            // The highest bits of a product depend on all bits of the mask.
+            Some(mask) => 1 + (mask.wrapping_mul(0x9e37_79b1) >> 26) % Self::MASKS,
+            None => 0,
+        };
+        Self::new(Self::HAS_TAG | of_mask << Self::MASK_SHIFT | tag.bits() << 1)
+    }
+
+    /// The tag that flows with this cookie give packets, if they do.
+    pub const fn tag(self) -> Option<Tag> {
+        let low = self.0 as u32;
+        match low & Self::HAS_TAG != 0 && low & 1 == 0 {
+            true => Tag::of_bits(low >> 1 & ((1 << (Self::MASK_SHIFT - 1)) - 1)),
+            false => None,
+        }
+    }
+
+    /// The bit that tells the cookie of a tag from that of an action list.
+    pub const HAS_TAG: u32 = 1 << 31;
+    /// From this bit on, the cookie of a tag tells masks apart, as far as 63 numbers do.
+    const MASK_SHIFT: u32 = 25;
+    const MASKS: u32 = 63;
 
     /// Whether this is the cookie of a [`Sentinel`]: its last bit is set.
     pub const fn is_of_sentinel(self) -> bool {
@@ -89,6 +116,63 @@ impl Masked {
     /// The mask.
     pub const fn mask(self) -> u32 {
         self.mask
+    }
+}
+
+/// The tag of packets to the addresses of a group: the tunnel's key (`tun_id`), as long as a packet is in the pipeline
+/// of its pod's logical switch.
+///
+/// OVN itself sets the lower 24 bits of the field before it puts a packet into a tunnel, and nothing above them
+/// (`put_encapsulation` in its `controller/physical.c`). So a tag has 24 bits: 12 with the number of the group, 10 with
+/// that of its scope, one that is zero, and one that every tag has.
+#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Tag(u32);
+
+impl Tag {
+    /// The greatest number of a group.
+    pub const NUMBER_MAX: u16 = (1 << Self::NUMBER_BITS) - 1;
+    /// The greatest number of a scope.
+    pub const SCOPE_MAX: u16 = (1 << Self::SCOPE_BITS) - 1;
+    /// The bit that every tag has: no packet without a tag has it.
+    pub const GUARD: u32 = 1 << 23;
+    const NUMBER_BITS: u32 = 12;
+    const SCOPE_BITS: u32 = 10;
+
+    /// The tag of a group with this number in this scope. Further bits of the two do not count.
+    pub const fn new(scope: u16, number: u16) -> Self {
+        let scope = (scope & Self::SCOPE_MAX) as u32;
+        let number = (number & Self::NUMBER_MAX) as u32;
+        Self(Self::GUARD | scope << Self::NUMBER_BITS | number)
+    }
+
+    /// The tag with these bits, if they are those of one.
+    pub const fn of_bits(bits: u32) -> Option<Self> {
+        let tag = Self(bits);
+        match Self::new(tag.scope(), tag.number()).0 == bits {
+            true => Some(tag),
+            false => None,
+        }
+    }
+
+    /// The number of the scope.
+    pub const fn scope(self) -> u16 {
+        (self.0 >> Self::NUMBER_BITS) as u16 & Self::SCOPE_MAX
+    }
+
+    /// The number of the group; zero of a packet without a mark.
+    pub const fn number(self) -> u16 {
+        self.0 as u16 & Self::NUMBER_MAX
+    }
+
+    /// The bits of the field.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tag({:#x})", self.0)
     }
 }
 
@@ -144,41 +228,41 @@ impl Addresses {
 /// Whose packets a flow is for, and where they go.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Ends {
-    /// From one address to one address.
+    /// Without a tag, from one address to one address. The flow gives them the tag of the address's group.
     Addresses(Addresses),
-    /// From one address, with these bits in the mark: to the addresses of a group.
-    Group {
-        /// The pod's address.
-        src: IpAddr,
-        /// The bits of the packet's mark.
-        mark: Masked,
-        /// Whether only packets are meant that go where the pod has sent them. A load balancer sends a packet elsewhere
-        /// behind the program that marks; the mark says nothing about that address.
-        is_untranslated: bool,
+    /// With this tag: to the addresses of a group.
+    Tagged {
+        /// The tag.
+        tag: Tag,
+        /// Whether the packets are of IPv6, not of IPv4.
+        is_ipv6: bool,
+    },
+    /// Without a tag, where the pod has sent them. The flow makes the tag of the mark, which says nothing about an address
+    /// behind a load balancer: the program that marks saw the packet before.
+    Untranslated,
+    /// With any tag. The flow takes it away.
+    AnyTag,
+    /// With this bit in the mark. The flow takes the mark away.
+    Marked {
+        /// The bit.
+        bit: u32,
     },
 }
 
-impl FlowKey {
-    /// The traffic of the flow.
-    pub fn traffic(&self) -> Traffic {
-        (self.matches.ends.src(), self.matches.transport)
-    }
-}
-
 impl Ends {
-    /// The pod's address.
-    pub fn src(self) -> IpAddr {
+    /// The pod's address, if the flow is for one.
+    pub fn src(self) -> Option<IpAddr> {
         match self {
-            Self::Addresses(addresses) => addresses.src(),
-            Self::Group { src, .. } => src,
+            Self::Addresses(addresses) => Some(addresses.src()),
+            Self::Tagged { .. } | Self::Untranslated | Self::AnyTag | Self::Marked { .. } => None,
         }
     }
 
-    /// The address that the pod was told; `None` if the flow is for all addresses of a group.
+    /// The address that the pod was told, if the flow is for one.
     pub fn dst(self) -> Option<IpAddr> {
         match self {
             Self::Addresses(addresses) => Some(addresses.dst()),
-            Self::Group { .. } => None,
+            Self::Tagged { .. } | Self::Untranslated | Self::AnyTag | Self::Marked { .. } => None,
         }
     }
 }
@@ -189,18 +273,56 @@ impl From<Addresses> for Ends {
     }
 }
 
-/// The destination, or the mark in its place, of a flow of a [`FlowTemplate`].
+/// The part of the ends of a [`FlowTemplate`]'s flows that the template does not have.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Target {
-    /// The address.
+    /// The address that the pod was told.
     Address(IpAddr),
-    /// The bits that the program on the pod's veth sets in the mark of packets to the addresses of a group.
-    Group(Masked),
+    /// The tag of the group.
+    Tag(Tag),
+    /// None: the template has one flow.
+    Whole,
 }
 
 impl From<IpAddr> for Target {
     fn from(address: IpAddr) -> Self {
         Self::Address(address)
+    }
+}
+
+/// The part of the ends of a template's flows that it has.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Source {
+    /// The pod's address: the flows give tags.
+    Address(IpAddr),
+    /// The IP version of tagged packets: the flows do what rules say.
+    Tagged {
+        /// Whether it is IPv6.
+        is_ipv6: bool,
+    },
+    /// All: the template has one flow.
+    Whole(Ends),
+}
+
+impl Source {
+    fn of(ends: Ends) -> Self {
+        match ends {
+            Ends::Addresses(addresses) => Self::Address(addresses.src()),
+            Ends::Tagged { is_ipv6, .. } => Self::Tagged { is_ipv6 },
+            Ends::Untranslated | Ends::AnyTag | Ends::Marked { .. } => Self::Whole(ends),
+        }
+    }
+
+    /// The ends with this target; `None` if they do not belong together.
+    fn with(self, target: Target) -> Option<Ends> {
+        match (self, target) {
+            (Self::Address(src), Target::Address(dst)) => {
+                Addresses::between(src, dst).map(Ends::Addresses)
+            }
+            (Self::Tagged { is_ipv6 }, Target::Tag(tag)) => Some(Ends::Tagged { tag, is_ipv6 }),
+            (Self::Whole(ends), Target::Whole) => Some(ends),
+            (Self::Address(_) | Self::Tagged { .. } | Self::Whole(_), _) => None,
+        }
     }
 }
 
@@ -260,9 +382,6 @@ impl Transport {
     }
 }
 
-/// The traffic of a flow, whatever its destination: from this address of the pod, by this protocol and port, or by all.
-pub type Traffic = (IpAddr, Option<Transport>);
-
 /// The match of a flow. Together with table and priority it identifies the flow.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Match {
@@ -288,6 +407,13 @@ pub enum Action {
     },
     /// `set_field` of some bits of the packet's mark.
     SetMark(Masked),
+    /// `set_field` of the whole tunnel key: to a tag, or to zero.
+    SetTunnel(u32),
+    /// `move` of these bits of the packet's mark, which stand side by side, to the lowest bits of the tunnel key.
+    MoveMark {
+        /// The bits.
+        mask: u32,
+    },
     /// `resubmit(,table)`.
     Resubmit {
         /// The table to continue in.
@@ -372,8 +498,8 @@ pub struct FlowBody {
     pub actions: Arc<[Action]>,
 }
 
-/// A flow without its destination: the flow of a rule and a port, for every address in the answers to the pod. A node
-/// has few templates, and many flows.
+/// A flow without its destination or its tag: the flow of a rule, for every group, or that of a port, for every address
+/// that has one tag. A node has few templates, and many flows.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct FlowTemplate {
     /// The OpenFlow table.
@@ -384,8 +510,8 @@ pub struct FlowTemplate {
     pub metadata: u64,
     /// As in [`Match`].
     pub registers: Arc<Registers>,
-    /// The pod's address.
-    pub src: IpAddr,
+    /// The part of the ends that the template has.
+    pub source: Source,
     /// As in [`Match`].
     pub transport: Option<Transport>,
     /// Whether the rule of the flow denies.
@@ -395,24 +521,15 @@ pub struct FlowTemplate {
 }
 
 impl FlowTemplate {
-    /// The flow's identity with this target; `None` if it is an address that is not of the pod's family.
+    /// The flow's identity with this target; `None` if they do not belong together, as addresses of two families.
     pub fn key(&self, target: impl Into<Target>) -> Option<FlowKey> {
-        let src = self.src;
-        let ends = match target.into() {
-            Target::Address(dst) => Addresses::between(src, dst)?.into(),
-            Target::Group(mark) => Ends::Group {
-                src,
-                mark,
-                is_untranslated: !self.ends_marks(),
-            },
-        };
         Some(FlowKey {
             table: self.table,
             priority: self.priority,
             matches: Match {
                 metadata: self.metadata,
                 registers: Arc::clone(&self.registers),
-                ends,
+                ends: self.source.with(target.into())?,
                 transport: self.transport,
             },
         })
@@ -431,28 +548,12 @@ impl FlowTemplate {
         ))
     }
 
-    /// Whether the marks of packets end in the flow. It needs the mark in its match: else it would lead back to itself.
-    pub fn ends_marks(&self) -> bool {
-        let table = self.table;
-        matches!(self.body.actions[..], [Action::SetMark(_), Action::Resubmit { table: to }] if to == table)
-    }
-
-    /// The traffic of the flow.
-    pub fn traffic(&self) -> Traffic {
-        (self.src, self.transport)
-    }
-
-    /// The packets of its port that the flow is for, whatever its priority, if its destination is the same.
-    pub fn packets(&self) -> (u8, Arc<Registers>, Traffic) {
-        (self.table, Arc::clone(&self.registers), self.traffic())
-    }
-
-    /// Compares the keys of two templates' flows to one destination.
+    /// Compares the keys of two templates' flows with one target.
     pub fn cmp_key(&self, other: &Self) -> Ordering {
         self.partial_key().cmp(&other.partial_key())
     }
 
-    /// Compares the key of the template's flow to some destination with a key to the same destination.
+    /// Compares the key of the template's flow with some target with a key with the same target.
     pub fn cmp_to(&self, key: &FlowKey) -> Ordering {
         let Match {
             metadata,
@@ -460,13 +561,12 @@ impl FlowTemplate {
             ends,
             transport,
         } = &key.matches;
-        let src = ends.src();
         let key = (
             key.table,
             key.priority,
             *metadata,
             &**registers,
-            src,
+            Source::of(*ends),
             *transport,
         );
         self.partial_key().cmp(&key)
@@ -478,19 +578,19 @@ impl FlowTemplate {
             self.priority,
             self.metadata,
             &self.registers,
-            self.src,
+            self.source,
             self.transport,
         )
     }
 }
 
-/// All fields of a [`FlowKey`] without the destination.
+/// All fields of a [`FlowKey`] without its target.
 type PartialKey<'a> = (
     u8,
     u16,
     u64,
     &'a BTreeMap<u8, Masked>,
-    IpAddr,
+    Source,
     Option<Transport>,
 );
 

@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use dnsflow_common::record::DEFER_BURST;
 
-use crate::values::{firewall::PORTS_PER_RULE_MAX, name::DomainName};
+use crate::values::name::DomainName;
 
 /// A limit that the answers to a pod have reached. The text has the loss of the pod, and the remedy; the caller prints the
 /// limit's number beside it.
@@ -45,25 +45,12 @@ pub enum Limit {
          cidrSelector"
     )]
     DeniedNamesOfNode,
-    /// Flows of one address.
+    /// Flows of the groups of a namespace, or of all on the node.
     #[error(
-        "the rules of an address need too many flows; a rule without room opens nothing, and closes every port of \
-         the address if it denies: list fewer ports, or none"
+        "the rules by name of a namespace need too many flows or groups; an address without room has those of its first \
+         rule, or is closed if a rule denies it: list fewer ports and names, or let fewer names lead to one address"
     )]
-    FlowsOfAddress,
-    /// Flows of all addresses of the pod, beyond which an address gets few.
-    #[error(
-        "the addresses of a pod have too many flows; an address gets eight at most, or keeps its own; a rule without \
-         room opens nothing more, and closes every port of the address if it denies: list fewer ports, or none"
-    )]
-    FlowsOfPod,
-    /// Flows of all addresses of all pods on the node, beyond which an address gets two.
-    #[error(
-        "the addresses of this node's pods have too many flows; a further address gets two at most, or keeps its \
-         own; a rule without room opens nothing more, and closes every port of the address if it \
-         denies: list fewer ports, or none"
-    )]
-    FlowsOfNode,
+    FlowsOfNamespace,
     /// Flows that answers to the pod change in a second.
     #[error(
         "a pod gets too many new addresses, and some are not opened now: allow a cidrSelector, or raise \
@@ -104,27 +91,6 @@ impl CacheLimits {
         self.addresses_per_port_max.saturating_mul(2)
     }
 
-    /// Flows that all addresses of one port have together before one gets few: eight for each address. Most
-    /// rules have a port or two, with two flows each on a stateful switch.
-    pub fn flows_per_port_max(&self) -> usize {
-        self.addresses_per_port_max.saturating_mul(FEW_FLOWS)
-    }
-
-    /// Flows that all addresses of all ports have together before each further one has room for [`FLOWS_OF_RULE`]: two for
-    /// each name. Addresses with no more flows than that do not count. The last quarter is for pods with less than their
-    /// equal share of it. A quarter more is there for what is open. So all addresses have two and a quarter times as many
-    /// at most, and the flows in which rules close all ports.
-    pub fn flows_per_node_max(&self) -> usize {
-        self.names_per_node_max.saturating_mul(2)
-    }
-
-    /// Flows that a first comparison has found, and that the addresses do not have yet: as many as an earlier run may
-    /// have left. What is beyond is removed, as if there were no address.
-    pub fn flows_found_max(&self) -> usize {
-        let max = self.flows_per_node_max();
-        max.saturating_mul(2).saturating_add(max / 4)
-    }
-
     /// The limit of denied names on the node: a quarter of all names, as many as the node's budget lets change flows
     /// at once. A denied address is closed whatever the budget, so this limit bounds the number of such addresses.
     pub fn denied_names_per_node_max(&self) -> usize {
@@ -140,9 +106,7 @@ impl CacheLimits {
             Limit::NamesOfPod => self.names_per_port_max(),
             Limit::NamesOfNode => self.names_per_node_max,
             Limit::DeniedNamesOfNode => self.denied_names_per_node_max(),
-            Limit::FlowsOfAddress => FLOWS_PER_ADDRESS_MAX,
-            Limit::FlowsOfPod => self.flows_per_port_max(),
-            Limit::FlowsOfNode => self.flows_per_node_max(),
+            Limit::FlowsOfNamespace => GROUP_FLOWS_PER_SCOPE_MAX,
             Limit::FlowChanges => 0,
         }
     }
@@ -200,8 +164,8 @@ pub const REPORT_BURST_TIME: Duration = Duration::from_secs(64);
 /// Answers to one pod that are deferred before its rules are known: as many as the kernel defers at once.
 pub const UNKNOWN_DEFERRED_MAX: usize = DEFER_BURST as usize;
 
-/// Flows that answers to one pod may change in a second, by default. A pod whose addresses have two
-/// flows each, as on a stateful switch, fills its share of the cache with this in half a minute.
+/// Flows that answers to one pod may change in a second, by default. A pod whose addresses have one
+/// flow each fills its share of the cache with this in a quarter of a minute.
 pub const FLOW_CHANGES_PER_SECOND: u32 = 256;
 /// A pod may save up the changes of so long and use them at once: by default 8,192. A browser that
 /// is opened with all its tabs asks for some hundred names, with up to eight addresses each.
@@ -211,6 +175,8 @@ pub const FLOW_BURST_TIME: Duration = Duration::from_secs(32);
 pub const NODE_FLOW_CHANGES_PER_SECOND: u32 = 4096;
 /// The same for all pods of the node together: 65,536 changes.
 pub const NODE_FLOW_BURST_TIME: Duration = Duration::from_secs(16);
+/// Between parts of the sentinel flows that are renewed: openings go in between.
+pub const RENEW_PAUSE: Duration = Duration::from_millis(50);
 /// So many marks count as one change of a flow. A flow takes ovs-vswitchd hundreds of microseconds, a mark takes the
 /// agent and the kernel a few (`docs/decisions/budgets.md`).
 pub const MARKS_PER_FLOW_CHANGE: u32 = 16;
@@ -220,17 +186,6 @@ pub const CHANGES_UNDER_WAY_MAX: usize = 128;
 /// Flows that wait to be removed because nobody asks for them any more. Beyond, removals go to the switch at once. Each
 /// takes 150 to 300 bytes.
 pub const REMOVALS_WAITING_MAX: usize = 1 << 17;
-/// Flows of one address for one port: as many as the answers to a pod may change in a second, by default. A rule has a
-/// flow for each of its ports, two on a stateful switch. A rule whose flows do not fit beside those of other rules opens
-/// nothing, and denies all traffic to the address if it denies.
-pub const FLOWS_PER_ADDRESS_MAX: usize = 256;
-const _: () = assert!(FLOWS_PER_ADDRESS_MAX <= PORTS_PER_RULE_MAX);
-/// Flows of one address where those of the port have many ([`CacheLimits::flows_per_port_max`]), unless it has more. An
-/// address that needs no more always gets them.
-pub const FEW_FLOWS: usize = 8;
-/// Flows of one address where those of the node have many, unless it has more: those of a rule without ports, for which a
-/// stateful logical switch has two logical flows.
-pub const FLOWS_OF_RULE: usize = 2;
 /// Batches with a refused change whose numbers are remembered until a comparison has ended. Beyond, all earlier batches
 /// count as refused until then.
 pub const REFUSED_BATCHES_MAX: usize = 1 << 12;
@@ -260,8 +215,6 @@ pub const COPY_INTERVAL: Duration = Duration::from_secs(10);
 pub const KEEP_FLOWS_S: u16 = 300;
 /// The interval of comparisons between the switch and the cache. Counters are read with them.
 pub const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
-/// … and after this time if flows of an earlier run stay until the marks are set that replace them.
-pub const COMPARE_AGAIN: Duration = Duration::from_secs(1);
 /// An address that a pod uses has shown packets after this time at the latest: they come some time after the answer.
 /// ovs-vswitchd reads a flow's counters from the datapath every half a second (`other_config:max-revalidator` in
 /// ovs-vswitchd.conf.db(5)).
@@ -272,7 +225,7 @@ pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 /// Flows of ours in the switch that no cache entry has, looked at in one comparison. There are many only
 /// once, after a restart without a journal; the next comparison takes the rest.
 pub const UNKNOWN_MAX: usize = 1 << 17;
-/// Those of them that are of groups: by default, there are 2,047 groups, with a few flows each.
+/// Those of them that are no address's: as many as the groups of one namespace may have, whose rules are gone.
 pub const UNKNOWN_OF_GROUPS_MAX: usize = UNKNOWN_MAX / 4;
 /// The journal has the end of a name to so many seconds: a name that is told again and again is recorded as often. After
 /// a restart, it ends earlier by as much at most.
@@ -417,11 +370,16 @@ pub const DENIAL_REPORT_INTERVAL: Duration = Duration::from_secs(2);
 /// … and as many at once as this time allows: thirty-two. The rest is counted.
 pub const DENIAL_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
 
-/// Groups of one port, an eighth of the numbers that there are by default. A pod needs one for each set of rules that
-/// an address of its has. Beyond, addresses get flows of their own, and other pods have their numbers.
-pub(crate) const GROUPS_PER_PORT_MAX: usize = 256;
-/// The same in the last quarter of the numbers: by default, it has enough for 127 ports.
-pub(crate) const GROUPS_PER_PORT_AT_LAST: usize = 4;
+/// Flows of the groups with one pattern of a scope: the rules by name of a namespace, each with all of its ports. Those with
+/// several have half as many. An address whose flows do not fit has those of its first rule, or is closed if one of its
+/// rules denies.
+pub const GROUP_FLOWS_PER_SCOPE_MAX: usize = 1 << 15;
+/// Octets of the names of rules in all groups with several of one scope: the journal has as many.
+pub const GROUP_NAMES_PER_SCOPE_MAX: usize = 1 << 20;
+/// Flows of all groups of the node. In the last quarter, each scope has an equal part.
+pub const GROUP_FLOWS_MAX: usize = 1 << 19;
+/// Patterns of one group. An address with more has none of its own.
+pub const PATTERNS_MAX: usize = 64;
 /// Classes of names of one port whose addresses the kernel opens, with the elements that rest. Beyond, the agent opens
 /// them.
 pub(crate) const CLASSES_PER_PORT_MAX: usize = 256;

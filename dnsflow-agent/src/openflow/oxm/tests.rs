@@ -21,12 +21,13 @@ fn read(fields: &[u8]) -> Result<Option<Match>, ProtocolError> {
     matches
 }
 
-/// The fields of every match of ours: metadata, eth_type and two addresses.
+/// The fields of a match for one address: metadata, eth_type, two addresses, and no tag.
 const ADDRESSES: &[u8] = &[
     0x80, 0x00, 0x04, 0x08, 0, 0, 0, 0, 0, 0, 0, 3, // metadata
     0x80, 0x00, 0x0a, 0x02, 0x08, 0x00, // eth_type
     0x80, 0x00, 0x16, 0x04, 10, 0, 0, 1, // ipv4_src
     0x80, 0x00, 0x18, 0x04, 10, 0, 0, 2, // ipv4_dst
+    0x80, 0x00, 0x4c, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, // tunnel_id
 ];
 
 fn with(field: &[u8]) -> Result<Option<Match>, ProtocolError> {
@@ -70,10 +71,66 @@ fn what_we_never_write_is_no_match_of_ours() {
     ] {
         assert_eq!(with(foreign), Ok(None), "{foreign:x?}");
     }
-    assert_eq!(read(&ADDRESSES[..26]), Ok(None), "no destination");
+    let without_destination = [&ADDRESSES[..26], &ADDRESSES[34..]].concat();
+    assert_eq!(read(&without_destination), Ok(None));
+    assert_eq!(read(&ADDRESSES[..34]), Ok(None), "no tunnel key");
     assert_eq!(read(&ADDRESSES[12..]), Ok(None), "no metadata");
     let without_type = [&ADDRESSES[..12], &ADDRESSES[18..]].concat();
     assert_eq!(read(&without_type), Ok(None));
+}
+
+#[test]
+fn only_our_tunnel_keys_and_marks_are_those_of_a_match_of_ours() {
+    const METADATA: &[u8] = &[0x80, 0, 0x04, 8, 0, 0, 0, 0, 0, 0, 0, 3];
+    const IPV4: &[u8] = &[0x80, 0, 0x0a, 2, 8, 0];
+    const UNTRANSLATED: &[u8] = &[0, 1, 0xd3, 8, 0, 0, 0, 0, 0, 0, 0, 0x80];
+    let tunnel = |key: u64| [&[0x80, 0, 0x4c, 8][..], &key.to_be_bytes()].concat();
+    let masked = |key: u64, mask: u64| {
+        let bytes = [key.to_be_bytes(), mask.to_be_bytes()].concat();
+        [&[0x80, 0, 0x4d, 16][..], &bytes].concat()
+    };
+    let mark = |value: u32, mask: u32| {
+        let bytes = [value.to_be_bytes(), mask.to_be_bytes()].concat();
+        [&[0, 1, 0x43, 8][..], &bytes].concat()
+    };
+    let tcp: &[u8] = &[0x80, 0, 0x14, 1, 6];
+    let tag = u64::from(Tag::new(3, 7).bits());
+    let guard = u64::from(Tag::GUARD);
+    let ends = |fields: &[&[u8]]| {
+        let found = read(&[METADATA, &fields.concat()].concat()).unwrap();
+        found.map(|found| found.ends)
+    };
+    let tagged = Ends::Tagged {
+        tag: Tag::new(3, 7),
+        is_ipv6: false,
+    };
+    assert_eq!(ends(&[IPV4, &tunnel(tag)]), Some(tagged));
+    assert_eq!(ends(&[&tunnel(0), UNTRANSLATED]), Some(Ends::Untranslated));
+    assert_eq!(ends(&[&masked(guard, guard)]), Some(Ends::AnyTag));
+    let marked = Some(Ends::Marked { bit: 4 });
+    assert_eq!(ends(&[&mark(4, 4)]), marked);
+    for foreign in [
+        &[IPV4, &tunnel(tag ^ guard)][..],
+        &[IPV4, &tunnel(tag | 1 << 22)],
+        &[IPV4, &tunnel(tag | 1 << 32)],
+        &[IPV4, &tunnel(0)],
+        &[IPV4, &masked(guard, guard)],
+        &[IPV4, &tunnel(tag), &mark(4, 4)],
+        &[IPV4, &tunnel(tag), UNTRANSLATED],
+        &[IPV4, &tunnel(0), UNTRANSLATED],
+        &[&tunnel(tag)],
+        &[&tunnel(0)],
+        &[UNTRANSLATED],
+        &[&tunnel(0), UNTRANSLATED, tcp],
+        &[&masked(tag, guard | 0xfff)],
+        &[&masked(0, guard)],
+        &[&masked(guard, guard), tcp],
+        &[&mark(0, 4)],
+        &[&mark(12, 12)],
+        &[&tunnel(0), &mark(4, 4)],
+    ] {
+        assert_eq!(ends(foreign), None, "{foreign:x?}");
+    }
 }
 
 #[test]
@@ -119,17 +176,17 @@ fn a_whole_register_is_set_without_mask_and_a_copy_stays_as_it_is() {
 }
 
 fn any_match() -> impl Strategy<Value = Match> {
-    let mark = (any::<u32>(), 1..=u32::MAX).prop_map(|(value, mask)| Masked::new(value, mask));
-    let ends = prop_oneof![
+    let tag = (0..=Tag::SCOPE_MAX, 0..=Tag::NUMBER_MAX)
+        .prop_map(|(scope, number)| Tag::new(scope, number));
+    let of_version = prop_oneof![
         any::<(Ipv4Addr, Ipv4Addr)>().prop_map(|(src, dst)| Addresses::V4 { src, dst }.into()),
         any::<(Ipv6Addr, Ipv6Addr)>().prop_map(|(src, dst)| Addresses::V6 { src, dst }.into()),
-        (any::<IpAddr>(), mark, any::<bool>()).prop_map(|(src, mark, is_untranslated)| {
-            Ends::Group {
-                src,
-                mark,
-                is_untranslated,
-            }
-        }),
+        (tag, any::<bool>()).prop_map(|(tag, is_ipv6)| Ends::Tagged { tag, is_ipv6 }),
+    ];
+    let of_any = prop_oneof![
+        Just(Ends::Untranslated),
+        Just(Ends::AnyTag),
+        (0..u32::BITS).prop_map(|bit| Ends::Marked { bit: 1 << bit }),
     ];
     let protocol = prop_oneof![
         Just(Protocol::Tcp),
@@ -138,16 +195,18 @@ fn any_match() -> impl Strategy<Value = Match> {
     ];
     let transport =
         (protocol, any::<Option<u16>>()).prop_map(|(protocol, port)| Transport { protocol, port });
+    let ends = prop_oneof![
+        (of_version, prop::option::of(transport)),
+        (of_any, Just(None)),
+    ];
     let bits = (any::<u32>(), 1..=u32::MAX).prop_map(|(value, mask)| Masked::new(value, mask));
     let registers = prop::collection::btree_map(0..REGISTERS, bits, 0..=16);
-    (any::<u64>(), registers, ends, prop::option::of(transport)).prop_map(
-        |(metadata, registers, ends, transport)| Match {
-            metadata,
-            registers: registers.into(),
-            ends,
-            transport,
-        },
-    )
+    (any::<u64>(), registers, ends).prop_map(|(metadata, registers, (ends, transport))| Match {
+        metadata,
+        registers: registers.into(),
+        ends,
+        transport,
+    })
 }
 
 proptest! {

@@ -380,7 +380,8 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_shards() {
     };
     session.ask(PLAIN);
     let request = wire::OFPT_MULTIPART_REQUEST;
-    for (xid, more) in [(2, true), (3, false)] {
+    // For each family, for groups in two parts, and for packets without a tag.
+    for (xid, more) in [(2, true), (3, true), (4, true), (5, true), (6, false)] {
         assert_eq!(sent(&mut session), [(request, xid)]);
         let last = message(wire::OFPT_MULTIPART_REPLY, xid, &[0, 1, 0, 0, 0, 0, 0, 0]);
         session.receive(&last, START).unwrap();
@@ -389,8 +390,8 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_shards() {
         session.handle_timeout(START + SHARD_PAUSE).unwrap();
     }
     session.ask(PLAIN);
-    assert_eq!(sent(&mut session), [(request, 4)]);
-    let last = message(wire::OFPT_MULTIPART_REPLY, 4, &[0, 1, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(sent(&mut session), [(request, 7)]);
+    let last = message(wire::OFPT_MULTIPART_REPLY, 7, &[0, 1, 0, 0, 0, 0, 0, 0]);
     session.receive(&last, START).unwrap();
     assert_eq!(sent(&mut session), [], "there are few now");
 }

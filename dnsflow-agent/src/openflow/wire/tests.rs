@@ -3,7 +3,10 @@
 use dnsflow_core::values::flow::{FlowBody, FlowKey};
 
 use super::*;
-use crate::openflow::fixtures::{self, From};
+use crate::openflow::{
+    fixtures::{self, From},
+    shards::Family,
+};
 
 /// The flow_mods of `ovs-ofctl`, in the order of the recording.
 fn recorded_flow_mods() -> Vec<Vec<u8>> {
@@ -27,7 +30,7 @@ fn additions_are_the_bytes_of_ovs_ofctl() {
 #[test]
 fn a_renewal_is_the_modification_of_ovs_ofctl_but_for_the_unused_priority() {
     let (_, body) = fixtures::recorded_flows().swap_remove(0);
-    let mut recorded = recorded_flow_mods().swap_remove(7);
+    let mut recorded = recorded_flow_mods().swap_remove(12);
     // `ovs-ofctl` fills in its default, which means nothing in a modification that is not strict.
     assert_eq!(recorded[30..32], 0x8000u16.to_be_bytes());
     recorded[30..32].fill(0);
@@ -37,13 +40,40 @@ fn a_renewal_is_the_modification_of_ovs_ofctl_but_for_the_unused_priority() {
 #[test]
 fn a_deletion_is_the_strict_one_of_ovs_ofctl_but_for_the_last_bit_of_the_cookie_mask() {
     let (key, body) = fixtures::recorded_flows().swap_remove(2);
-    let mut recorded = recorded_flow_mods().swap_remove(8);
+    let mut recorded = recorded_flow_mods().swap_remove(13);
     assert_eq!(recorded[16..24], u64::MAX.to_be_bytes());
     recorded[23] = 0xfe;
     assert_eq!(
         encode(&FlowChange::Delete(key, Some(body.cookie)), 46),
         recorded
     );
+}
+
+#[test]
+fn a_shard_is_asked_for_as_ovs_ofctl_asks() {
+    let destinations = |family| Shard::Destinations {
+        family,
+        bits: 1,
+        mask: 3,
+    };
+    let shards = [
+        Shard::Groups {
+            bits: 0x80_1001,
+            mask: 0x80_1003,
+        },
+        Shard::Untagged,
+        Shard::Ends { table: 51 },
+        destinations(Family::V4),
+        destinations(Family::V6),
+    ];
+    let request = |shard: Shard| {
+        let mut request = BytesMut::new();
+        let (cookie, mask) = shard.cookies();
+        put_flow_desc_request(&mut request, 2, cookie, mask, shard);
+        request.to_vec()
+    };
+    let recorded = fixtures::sent_by(From::Client, fixtures::SHARDS);
+    assert_eq!(recorded, shards.map(request));
 }
 
 #[test]

@@ -59,10 +59,10 @@ impl Side {
     /// A port's class gets a group.
     fn open(&mut self, port: u32, number: usize, group: u32) {
         let id = PortId(port);
-        self.groups.attached(id, port);
-        let group = self.groups.number_in(group * FIRST).expect("marks are on");
+        self.groups.attached(id, port, self.now);
+        let tag = Tag::new(1, group as u16);
         let class = (id, class(number));
-        self.classes.open(class, group, &self.groups, self.now);
+        self.classes.open(class, tag, &self.groups, self.now);
         self.carry_out();
     }
 

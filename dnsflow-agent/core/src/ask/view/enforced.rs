@@ -8,8 +8,7 @@ use std::{
 use super::View;
 use crate::{
     cache::Entry,
-    installed::{Flows, Presence},
-    pods::ports::Port,
+    installed::{Fit, Flows, Presence},
     policy::rules::{ActiveRule, RuleSet},
     values::{
         firewall::RuleAction,
@@ -21,11 +20,11 @@ use crate::{
 
 /// The flows that decide over a pod's packets to an address.
 pub(super) struct AddressFlows<'a> {
-    /// How many addresses of the address's family the pod has.
-    sources: usize,
     entry: &'a Entry,
     /// In the order of their priorities: a question looks at thousands of rules.
     flows: Vec<InstalledFlow<'a>>,
+    /// Whether they close the address, whatever the rules say, because the flows of its patterns have no room.
+    close: bool,
     /// Whether a name was remembered over the budget, without a plan since.
     is_unplanned: bool,
 }
@@ -49,40 +48,43 @@ pub(super) enum Extent {
 pub(super) struct RuleFlows {
     /// Those for the traffic of the question.
     pub(super) extent: Extent,
-    /// Whether the rule denies, and closes all ports, because its flows have no room.
-    pub(super) closes_all: bool,
     /// Whether flows for this traffic are wanted in the switch.
     pub(super) are_wanted: bool,
 }
 
 impl<'a> View<'a> {
     /// The flows of a pod's address, if the pod was told the address.
-    pub(super) fn address_flows(
-        &'a self,
-        (id, port): (PortId, &Port),
-        address: IpAddr,
-    ) -> Option<AddressFlows<'a>> {
-        let own = port.row.addresses.iter();
+    pub(super) fn address_flows(&'a self, id: PortId, address: IpAddr) -> Option<AddressFlows<'a>> {
         let entry = self.cache.entry(id, address)?;
-        let mut flows = match self.cache.flows_of(address, entry) {
-            Some((target, flows)) => self.presence(entry, target, flows),
+        let mut flows = match self.cache.flows_of(entry) {
+            Some((target, flows)) => self.presence((id, entry), target, flows),
             None => Vec::new(),
         };
         flows.sort_by_key(|(template, _)| template.priority);
+        let groups = self.cache.groups();
+        let tag = entry.installed.tag();
         Some(AddressFlows {
-            sources: own.filter(|own| own.is_ipv6() == address.is_ipv6()).count(),
             entry,
+            // Each group but the one that closes has patterns.
+            close: tag.is_some_and(|tag| groups.contain(tag) && groups.patterns(tag).is_none()),
             flows,
             is_unplanned: self.cache.is_unplanned(id, address),
         })
     }
 
     /// Whether the switch has each of the flows of an entry.
-    fn presence(&self, entry: &Entry, target: Target, flows: &'a Flows) -> Vec<InstalledFlow<'a>> {
-        let written = entry.installed.written(self.cache.groups());
-        let are_confirmed = self.switch.has_confirmed(written);
-        // The kernel marks the packets, or need not.
-        let is_marked = entry.installed.group().is_none() || entry.installed.is_marked();
+    fn presence(
+        &self,
+        (port, entry): (PortId, &Entry),
+        target: Target,
+        flows: &'a Flows,
+    ) -> Vec<InstalledFlow<'a>> {
+        let written = entry.installed.written(port, self.cache.groups());
+        let mut written = written.into_iter();
+        let are_confirmed = written.all(|written| self.switch.has_confirmed(written));
+        // The packets get their tag.
+        let own = entry.installed.own();
+        let is_tagged = own.is_some_and(|own| !own.is_lost()) || entry.installed.is_marked();
         let is_foreign = |template: &FlowTemplate| {
             let key = || template.key(target);
             self.switch.has_foreign() && key().is_some_and(|key| self.switch.is_foreign(&key))
@@ -92,7 +94,7 @@ impl<'a> View<'a> {
             .presence(are_confirmed, refused_at)
             .map(|(template, presence)| {
                 let presence = match presence {
-                    Presence::There if !is_marked => Presence::Lost,
+                    Presence::There if !is_tagged => Presence::Lost,
                     Presence::There if is_foreign(template) => Presence::Unconfirmed,
                     other => other,
                 };
@@ -105,7 +107,7 @@ impl<'a> View<'a> {
 impl AddressFlows<'_> {
     /// The limit for which rules have not all of their flows, if some have not.
     pub(super) fn limit(&self) -> Option<Limit> {
-        let cut = self.entry.cut.map(|room| room.limit());
+        let cut = (self.entry.fit == Fit::Cut).then_some(Limit::FlowsOfNamespace);
         cut.or(self.is_unplanned.then_some(Limit::FlowChanges))
     }
 
@@ -125,10 +127,11 @@ impl AddressFlows<'_> {
         })
     }
 
-    /// Whether one of them closes all ports, although its rule may be for some.
-    pub(super) fn close_all(&self) -> bool {
+    /// The limit for which the address is closed, whatever the rules say, if it is.
+    pub(super) fn closed_for(&self) -> Option<Limit> {
         let mut flows = self.flows.iter();
-        flows.any(|(flow, _)| flow.denies && flow.transport.is_none())
+        let is_closed = self.close && flows.any(|(_, presence)| *presence == Presence::There);
+        is_closed.then_some(Limit::FlowsOfNamespace)
     }
 
     /// The flows with this priority.
@@ -154,11 +157,7 @@ impl AddressFlows<'_> {
     pub(super) fn of_rule(&self, rules: &[&ActiveRule], asked: Option<Transport>) -> RuleFlows {
         let has_ports = rules.iter().any(|rule| !rule.transports.is_empty());
         let (mut there, mut lost, mut unconfirmed) = (0, 0, 0);
-        let mut closing = None;
         for &(template, presence) in self.of(rules) {
-            if template.denies && has_ports && template.transport.is_none() {
-                closing = Some(presence);
-            }
             if is_for(template.transport, asked) {
                 *match presence {
                     Presence::There => &mut there,
@@ -167,33 +166,17 @@ impl AddressFlows<'_> {
                 } += 1;
             }
         }
-        let wanted = self.entry.cut.map_or(0, |_| self.wanted(rules, asked));
         let is_any_enough = asked.is_none() && has_ports;
-        let is_all = lost == 0 && unconfirmed == 0 && there >= wanted;
-        let extent = match closing {
-            Some(Presence::There) => Extent::All,
-            Some(Presence::Unconfirmed) => Extent::Unknown,
-            Some(Presence::Lost) | None if there > 0 && (is_all || is_any_enough) => Extent::All,
-            Some(Presence::Lost) | None if there == 0 && unconfirmed == 0 => Extent::None,
-            Some(Presence::Lost) | None => Extent::Unknown,
+        let is_all = lost == 0 && unconfirmed == 0;
+        let extent = match there {
+            1.. if is_all || is_any_enough => Extent::All,
+            0 if unconfirmed == 0 => Extent::None,
+            _ => Extent::Unknown,
         };
         RuleFlows {
             extent,
-            closes_all: closing.is_some(),
             are_wanted: there + lost + unconfirmed > 0,
         }
-    }
-
-    /// How many flows for this traffic a rule has, if it has room.
-    fn wanted(&self, rules: &[&ActiveRule], asked: Option<Transport>) -> usize {
-        let wanted = rules.iter().map(|rule| {
-            let transports = &rule.transports;
-            let of_asked = transports.iter().map(|one| Some(*one));
-            let of_asked = of_asked.filter(|one| is_for(*one, asked)).count();
-            let each = rule.templates.len() * self.sources;
-            each * if transports.is_empty() { 1 } else { of_asked }
-        });
-        wanted.max().unwrap_or_default()
     }
 
     /// Whether the switch may have flows for this traffic that are of none of these rules.

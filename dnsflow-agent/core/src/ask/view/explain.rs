@@ -352,8 +352,6 @@ enum Match {
     /// It does, or may.
     Yes {
         by: By,
-        /// The limit for which it matches all ports, if so.
-        closes_all: Option<Limit>,
         once_asked: bool,
         doubt: Option<Doubt>,
         why: Why,
@@ -371,7 +369,6 @@ impl Match {
     fn certain(by: By, why: String) -> Self {
         Self::Yes {
             by,
-            closes_all: None,
             once_asked: false,
             doubt: None,
             why: why.into(),
@@ -381,7 +378,6 @@ impl Match {
     fn doubtful(by: By, doubt: Doubt, why: impl Into<Why>) -> Self {
         Self::Yes {
             by,
-            closes_all: None,
             once_asked: false,
             doubt: Some(doubt),
             why: why.into(),
@@ -391,7 +387,6 @@ impl Match {
     fn once_asked(why: &'static str) -> Self {
         Self::Yes {
             by: By::Name,
-            closes_all: None,
             once_asked: true,
             doubt: None,
             why: why.into(),
@@ -880,12 +875,23 @@ impl View<'_> {
             Ok(firewall) => firewall,
             Err(ruling) => return Decision::without_rules(ruling),
         };
-        let flows = address.and_then(|address| self.address_flows((id, port), address));
+        let flows = address.and_then(|address| self.address_flows(id, address));
         let entry = address.and_then(|address| self.cache.entry(id, address));
         let is_told = |name| entry.is_some_and(|entry| entry.names.until(name).is_some());
         // The answer for it has led here, or will say where it leads.
         let unknown = name.filter(|name| asked.is_by_name && !is_told(name));
         let sets = self.policy.sets(row);
+        if let Some(address) = address
+            && let Some(limit) = flows.as_ref().and_then(AddressFlows::closed_for)
+        {
+            let (ruling, steps) = self.closed((id, address), &sets, asked.transport, &limit);
+            return Decision {
+                ruling,
+                firewall: Some(firewall),
+                remedy: None,
+                steps,
+            };
+        }
         let mut names: Vec<&DomainName> = Vec::new();
         let names = match (address.zip(entry), &flows) {
             (Some((address, entry)), Some(flows)) if entry.names.len() > NAMES_PER_ADDRESS_MAX => {
@@ -936,6 +942,52 @@ impl View<'_> {
             firewall: Some(firewall),
             steps: walk.steps,
         }
+    }
+
+    /// The verdict over an address that this limit closes, whatever else the rules say. The rule that decides is the
+    /// first one that denies a name of the address, for this traffic if one does.
+    fn closed(
+        &self,
+        (id, address): (PortId, IpAddr),
+        sets: &[&RuleSet],
+        asked: Option<Transport>,
+        limit: &Limit,
+    ) -> (Ruling, Vec<Step>) {
+        let entries = &self.cache.port(id).entries;
+        let rules = sets.iter().flat_map(|set| set.rules());
+        let mut denying: Vec<&ActiveRule> = rules
+            .map(|rule| &**rule)
+            .filter(|rule| rule.action == RuleAction::Deny)
+            .collect();
+        denying.sort_by_key(|rule| rule.index);
+        let covers = |rule: &&ActiveRule| {
+            let name = entries.covered(address, &rule.name, rule.pattern);
+            name.is_some()
+        };
+        let is_for = |rule: &&ActiveRule| {
+            let mut transports = rule.transports.iter();
+            let is_for = |wanted| transports.any(|transport| transport.is_for(wanted));
+            rule.transports.is_empty() || asked.is_none_or(is_for)
+        };
+        let mut of_traffic = denying.iter().copied().filter(is_for);
+        let first = of_traffic.find(&covers);
+        let first = first.or_else(|| denying.iter().copied().find(covers));
+        let rule = first.map(|rule| rule.index);
+        let denies = rule.map(|rule| format!("rule {rule} denies it, and "));
+        let denies = denies.unwrap_or_default();
+        let ruling = Ruling {
+            verdict: Verdict::Blocked,
+            reason: Reason::LimitReached,
+            rule,
+            text: format!("{denies}the address is closed for all ports: {limit}"),
+            doubt: None,
+        };
+        let steps = rule.into_iter().map(|rule| Step {
+            rule,
+            outcome: StepOutcome::Decides,
+            why: limit.to_string().into(),
+        });
+        (ruling, steps.collect())
     }
 
     /// The EgressFirewall whose rules decide over a connection, or the verdict where no rule is asked.
@@ -1061,7 +1113,6 @@ impl View<'_> {
         if let Destination::Name(name) = &rule.destination
             && (walk.is_decided || !is_first(walk))
             && matches!(ports_match(rule, to.asked.transport), Ports::None)
-            && !to.flows.as_ref().is_some_and(AddressFlows::close_all)
         {
             let pattern = NamePattern::of(name, firewall, self.policy.subdomains());
             let is_told = to.told(name, pattern).is_some();
@@ -1077,14 +1128,7 @@ impl View<'_> {
             Match::Yes { by, doubt, .. } => *by != By::AddressSet || doubt.is_none(),
             Match::NotInForce { .. } => true,
         };
-        let closes_all = match &matches {
-            Match::Yes { closes_all, .. } => closes_all.clone(),
-            Match::NotInForce { .. } => None,
-        };
-        let ports = match closes_all {
-            Some(_) => Ports::All,
-            None => ports_match(rule, to.asked.transport),
-        };
+        let ports = ports_match(rule, to.asked.transport);
         if is_meant && !walk.is_decided && !matches!(ports, Ports::All) && is_first(walk) {
             let text = format!("rule {index} allows it for {} only", ports_text(rule));
             walk.would = Some((index, Reason::WrongPort, text));
@@ -1098,7 +1142,7 @@ impl View<'_> {
             let text = format!("rule {index} would allow it, but an earlier rule decides");
             walk.would = Some((index, Reason::DeniedByEarlierRule, text));
         }
-        let (by, once_asked, doubt, mut why) = match matches {
+        let (by, once_asked, doubt, why) = match matches {
             Match::Yes {
                 by,
                 once_asked,
@@ -1125,9 +1169,6 @@ impl View<'_> {
                 (By::AddressSet, false, Some(doubt), why.into())
             }
         };
-        if let Some(limit) = closes_all {
-            why = limit.to_string().into();
-        }
         let of_port = matches!(ports, Ports::Some).then_some(Doubt::Port);
         let doubt = doubt.max(of_port);
         walk.bearings.push(Bearing {
@@ -1307,18 +1348,12 @@ impl View<'_> {
             return Some(dry_run(may_be_resolved));
         }
         let flows = to.flows.as_ref()?;
-        let RuleFlows {
-            extent,
-            closes_all,
-            are_wanted,
-        } = flows.of_rule(enforcing, to.asked.transport);
+        let RuleFlows { extent, are_wanted } = flows.of_rule(enforcing, to.asked.transport);
         let is_known = Some(told) != to.unknown;
-        let closes_all = closes_all.then(|| to.limit().unwrap_or(Limit::FlowsOfAddress));
         let by = By::Name;
         match extent {
             Extent::All => Some(Match::Yes {
                 by,
-                closes_all,
                 once_asked: false,
                 doubt: None,
                 why: match is_known {
@@ -1328,7 +1363,6 @@ impl View<'_> {
             }),
             Extent::Unknown => Some(Match::Yes {
                 by,
-                closes_all,
                 once_asked: false,
                 doubt: Some(Doubt::Unconfirmed),
                 why: "the switch has not confirmed all of its flows, or somebody else has one in its place".into(),
@@ -1392,9 +1426,7 @@ impl View<'_> {
             Limit::NamesOfAddress(_)
             | Limit::NamesOfNode
             | Limit::DeniedNamesOfNode
-            | Limit::FlowsOfAddress
-            | Limit::FlowsOfPod
-            | Limit::FlowsOfNode => None,
+            | Limit::FlowsOfNamespace => None,
         }
     }
 
@@ -1650,7 +1682,8 @@ enum Ports {
 }
 
 fn ports_match(rule: &Rule, transport: Option<Transport>) -> Ports {
-    if rule.ports.is_empty() {
+    // A rule that denies more ports than are read closes all.
+    if rule.ports.is_empty() || rule.has_more_ports() {
         return Ports::All;
     }
     let Some(wanted) = transport else {
@@ -1929,7 +1962,7 @@ fn remedy(
     let would = walk.would.as_ref().map(|(rule, ..)| *rule);
     let limit = limit(ruling, walk, to);
     match (limit.as_ref(), would) {
-        (Some(Limit::FlowsOfAddress | Limit::FlowsOfPod | Limit::FlowsOfNode), Some(rule)) => {
+        (Some(Limit::FlowsOfNamespace), Some(rule)) => {
             return Some(format!("list fewer ports in rule {rule}, or none"));
         }
         (Some(limit), _) if let Some((option, now)) = to.view.option_of(limit) => {

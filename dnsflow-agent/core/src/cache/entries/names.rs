@@ -11,7 +11,6 @@ use smallvec::SmallVec;
 use crate::{
     Timestamp,
     cache::journal::RecordedTerm,
-    policy::plan::Deciding,
     values::{limits::NAMES_PER_ADDRESS_MAX, name::DomainName, resolver::ServerId},
 };
 
@@ -129,8 +128,6 @@ struct Several {
     denied: usize,
     /// When the last one ends, as far as that is known.
     last_end: Option<Timestamp>,
-    /// The rules that decide over the plan, if there are more names than are kept of allowed ones.
-    deciding: Option<Deciding>,
     /// The names by their rules, if there are as many as are kept and a further one has asked for them.
     by_rules: Option<ByRules>,
 }
@@ -289,7 +286,7 @@ impl Names {
         self.several = self.several.take().filter(|_| self.terms.len() > 1);
         if let Some(several) = &mut self.several {
             several.denied -= usize::from(term.is_denied);
-            (several.last_end, several.deciding) = (None, None);
+            several.last_end = None;
             if let Some(by_rules) = &mut several.by_rules {
                 by_rules.remove(name);
             }
@@ -358,20 +355,6 @@ impl Names {
         }
         if stays_any {
             self.forget_known(denied);
-        }
-    }
-
-    // Their rules.
-
-    /// Takes the rules that decided over the last plan, if no name has gone since.
-    pub(crate) fn take_deciding(&mut self) -> Option<Deciding> {
-        self.several.as_mut()?.deciding.take()
-    }
-
-    /// These rules have decided over a plan.
-    pub(crate) fn set_deciding(&mut self, deciding: Deciding) {
-        if let Some(several) = &mut self.several {
-            several.deciding = Some(deciding);
         }
     }
 

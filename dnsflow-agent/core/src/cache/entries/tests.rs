@@ -11,8 +11,7 @@ impl Entries {
         let counted = Sizes {
             names: names().count(),
             denied_names: names().filter(|(_, term)| term.is_denied).count(),
-            flows: entries().map(|entry| entry.flow_count()).sum(),
-            flows_of_large: entries().map(|entry| entry.flow_count_if_large()).sum(),
+            flows: entries().map(|entry| entry.installed.len()).sum(),
         };
         assert_eq!(self.sizes(), counted);
         let is_denied = |entry: &Entry| !self.all_are_denied || entry.is_denied();

@@ -22,20 +22,16 @@ impl CachedPorts {
             let all = ports.iter().map(|id| self.get(*id).entries.sizes());
             let sum = |size: fn(Sizes) -> usize| all.clone().map(size).sum::<usize>();
             let (names, denied_names) = (sum(|all| all.names), sum(|all| all.denied_names));
-            let of_large = sum(|all| all.flows_of_large);
             let totals = &self.totals;
             let counted = [
                 totals.denied_names.of(*sandbox),
                 totals.other_names.of(*sandbox),
-                totals.flows_of_large.of(*sandbox),
             ];
-            let expected = [denied_names, names - denied_names, of_large];
+            let expected = [denied_names, names - denied_names];
             assert_eq!(counted, expected, "{sandbox:?}");
         }
         let names: usize = sizes().map(|sizes| sizes.names).sum();
         let flows: usize = sizes().map(|sizes| sizes.flows).sum();
         assert_eq!((names, flows), (self.totals.names(), self.totals.flows));
-        let of_large: usize = sizes().map(|sizes| sizes.flows_of_large).sum();
-        assert_eq!(of_large, self.totals.flows_of_large.total());
     }
 }

@@ -10,16 +10,17 @@ fn an_answer_opens_its_addresses_for_the_pod_at_the_rules_place() {
         node.open(),
         [("10.244.0.5".into(), "203.0.113.1".into(), 11_000)]
     );
-    let key = node.switch.keys().next().expect("a flow");
-    assert_eq!(key.table, BASE + 4);
-    assert_eq!(key.matches.metadata, 3);
-    let registers: Vec<_> = key
-        .matches
-        .registers
-        .iter()
-        .map(|(register, bits)| (*register, bits.value(), bits.mask()))
-        .collect();
-    assert_eq!(registers, [(0, 0x100, 0x100), (14, 5, u32::MAX)]);
+    let registers = |key: &FlowKey| -> Vec<_> {
+        assert_eq!((key.table, key.matches.metadata), (BASE + 4, 3));
+        let registers = key.matches.registers.iter();
+        registers
+            .map(|(register, bits)| (*register, bits.value(), bits.mask()))
+            .collect()
+    };
+    let of_rules: Vec<_> = node.of_rules().map(registers).collect();
+    assert_eq!(of_rules, [[(0, 0x100, 0x100)]]);
+    let of_addresses: Vec<_> = node.of_addresses().map(registers).collect();
+    assert_eq!(of_addresses, [[(14, 5, u32::MAX)]]);
     let opened = node.reports.iter().find_map(|report| match report {
         Report::Opened {
             namespace,

@@ -1,7 +1,9 @@
 //! The switch and the cache, compared.
 
 use super::*;
-use crate::values::limits::FLOWS_PER_ADDRESS_MAX;
+
+/// Ports of a rule.
+const MANY: usize = 256;
 
 #[test]
 fn a_switch_that_was_away_is_brought_up_to_date() {
@@ -15,7 +17,8 @@ fn a_switch_that_was_away_is_brought_up_to_date() {
     node.give(Input::SwitchUp);
     assert_eq!(node.destinations().len(), 2);
     assert!(node.reports.contains(&Report::Resynced {
-        added: 2,
+        // Of two addresses, of their group, and the end of tags.
+        added: 4,
         removed: 0
     }));
 }
@@ -34,9 +37,9 @@ fn a_wipe_is_restored_in_one_bundle() {
     }
     assert_eq!(node.batches(), [], "the rest of the wipe is waited for");
     node.pass(Duration::from_millis(30));
-    assert_eq!(node.switch.len(), 2);
+    assert_eq!(node.own(), 2);
     assert_eq!(node.batches().len(), 1);
-    assert!(node.reports.contains(&Report::Restored { flows: 2 }));
+    assert!(node.reports.contains(&Report::Restored { flows: 4 }));
 }
 
 #[test]
@@ -58,7 +61,7 @@ fn a_flow_that_vanished_unseen_is_restored_by_the_comparison() {
     node.answer("p1", "example.com", &[ADDRESS], 300);
     node.switch.clear();
     node.pass(COMPARE_INTERVAL);
-    assert_eq!(node.switch.len(), 1);
+    assert_eq!(node.own(), 1);
 }
 
 #[test]
@@ -120,19 +123,20 @@ fn a_flow_of_someone_else_is_left_alone() {
 }
 
 #[test]
-fn a_comparison_finds_each_flow_of_an_address_in_the_order_of_their_keys() {
+fn a_comparison_finds_each_flow_of_a_group_in_the_order_of_their_keys() {
     let rule = Rule {
-        ports: tcp(FLOWS_PER_ADDRESS_MAX),
+        ports: tcp(MANY),
         ..allow("example.com")
     };
     let mut node = Node::with(&[rule]);
     node.answer("p1", "example.com", &[ADDRESS], 300);
-    let count = node.switch.len();
-    assert_eq!(count, FLOWS_PER_ADDRESS_MAX);
+    let count = node.of_rules().count();
+    assert_eq!(count, MANY);
     let looked_at = |node: &mut Node| {
-        let mut entries = node.engine.told.cache.entries_mut();
-        let (.., entry) = entries.next().expect("one address");
-        entry.installed.own().expect("flows").take_looked_at()
+        let cache = &mut node.engine.told.cache;
+        let (.., entry) = cache.entries_mut().next().expect("one address");
+        let tag = entry.installed.tag().expect("a tag");
+        cache.groups().flows(tag).expect("flows").take_looked_at()
     };
     looked_at(&mut node);
     let dumps = node.engine.switch.comparisons();

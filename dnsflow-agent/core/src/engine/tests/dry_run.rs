@@ -1,7 +1,14 @@
 //! A dry run decides as always, and installs nothing.
 
-use super::{explain::judged, *};
-use crate::ask::view::{Judged, Reason};
+use super::{
+    edits::{self, WAYS},
+    explain::judged,
+    *,
+};
+use crate::{
+    ask::view::{Judged, Reason},
+    values::limits::{GROUP_RESTS, GROUP_STAYS},
+};
 
 const RULES: fn() -> [Rule; 2] = || [allow("example.com"), deny_all()];
 
@@ -55,9 +62,9 @@ fn the_annotation_closes_what_is_open_and_back() {
     node.answer("p1", "example.com", &[ADDRESS], 600);
     assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
     annotate(&mut node, true);
-    assert!(node.switch.is_empty());
+    assert!(node.own() == 0);
     node.answer("p1", "www.example.com", &[OTHER], 600);
-    assert!(node.switch.is_empty());
+    assert!(node.own() == 0);
     assert_eq!(would_open(&node).len(), 1);
     annotate(&mut node, false);
     let both = ["203.0.113.1".to_owned(), "203.0.113.2".to_owned()];
@@ -70,7 +77,7 @@ fn flows_of_an_earlier_run_are_taken_out() {
     let mut node = Node::with(&RULES());
     node.answer("p1", "example.com", &[ADDRESS], 600);
     let saved = node.folded(&[]);
-    assert!(!node.switch.is_empty());
+    assert!(node.own() > 0);
     let config = Config {
         dry_run: true,
         ..Config::default()
@@ -80,6 +87,37 @@ fn flows_of_an_earlier_run_are_taken_out() {
     // The name is known, and its flow is not wanted.
     assert_eq!(after.engine.view().addresses("ns1_p1").len(), 1);
     assert!(after.switch.is_empty());
+}
+
+/// The flows of a rule stay for a while behind the last address. Those of ports and of their logical switch are for nothing
+/// then.
+#[test]
+fn a_dry_run_and_a_deleted_firewall_leave_nothing_in_the_switch() {
+    for way in WAYS {
+        for is_deleted in [false, true] {
+            let case = format!("{way:?}, deleted: {is_deleted}");
+            let mut node = edits::node(way, &RULES());
+            node.answer("p1", "example.com", &[ADDRESS], 3600);
+            node.pass(COMPARE_INTERVAL);
+            assert!(!node.switch.is_empty(), "{case}");
+            match is_deleted {
+                true => {
+                    node.give(firewalls(false, None));
+                    node.set_ovn(&[]);
+                }
+                false => annotate(&mut node, true),
+            }
+            assert_eq!(node.destinations(), BTreeSet::new(), "{case}");
+            node.pass(GROUP_STAYS + GROUP_RESTS + 4 * COMPARE_INTERVAL);
+            assert!(node.switch.is_empty(), "{case}: {:?}", node.switch);
+            assert!(node.sentinels.is_empty() && node.marks.is_empty(), "{case}");
+            node.set_firewall(&RULES());
+            node.set_ovn(&RULES());
+            node.answer("p1", "www.example.com", &[OTHER], 600);
+            node.pass(COMPARE_INTERVAL);
+            assert!(node.destinations().contains("203.0.113.2"), "{case}");
+        }
+    }
 }
 
 #[test]

@@ -5,7 +5,12 @@ use std::{net::SocketAddr, ops::Range};
 use dnsflow_common::{question::question_hash, walk::Ports as DnsPorts};
 use ipnet::IpNet;
 
-use super::{answers::truncated, limits::many, starts::is_open, *};
+use super::{
+    answers::truncated,
+    limits::{many, node_with_many},
+    starts::is_open,
+    *,
+};
 use crate::{
     ask::{
         attempts::{AskedServer, Attempts, Heard, HeardAt},
@@ -27,7 +32,7 @@ use crate::{
     testing::alias_frame,
     values::{
         connection::{Attempt, PendingQuery},
-        limits::{ENDED_NAMES_MAX, TAKEOVER_MAX},
+        limits::{ENDED_NAMES_MAX, GROUP_FLOWS_PER_SCOPE_MAX, TAKEOVER_MAX},
         name::DnsName,
     },
 };
@@ -132,10 +137,12 @@ fn a_pod_that_was_told_the_address_may_reach_it() {
     let entry = explained.entry.expect("an entry");
     assert_eq!(entry.names[0].name, "www.example.com");
     assert_eq!(entry.names[0].rules, [0]);
-    let [flow] = &entry.flows[..] else {
+    let [own, of_group] = &entry.flows[..] else {
         panic!("{:?}", entry.flows)
     };
-    assert!(flow.flow.contains("nw_src=10.244.0.5,nw_dst=203.0.113.1"));
+    assert!(own.flow.contains("nw_src=10.244.0.5,nw_dst=203.0.113.1"));
+    let (.., tag) = node.tagged()[0];
+    assert!(of_group.flow.contains(&format!("tun_id={:#x}", tag.bits())));
     assert_eq!(explained.steps.len(), 2);
     assert_eq!(explained.steps[1].outcome, StepOutcome::TooLate);
 }
@@ -1056,7 +1063,9 @@ fn a_node_is_shown_with_its_ports_and_firewalls() {
     assert!(view.is_ready && view.switch_is_compared);
     assert!(view.sources.iter().all(|source| source.is_read));
     assert_eq!(view.resolvers, ["10.96.0.10:53"]);
-    assert_eq!((view.addresses, view.flows), (2, 2));
+    // Those of the addresses, of their rule, and of their logical switch.
+    assert_eq!((view.addresses, view.flows), (2, node.switch.len()));
+    assert_eq!(node.switch.len(), 2 + 1 + 1);
     let [port] = &view.ports[..] else {
         panic!("{:?}", view.ports)
     };
@@ -1090,25 +1099,50 @@ fn rules_that_were_there_at_the_start_came_at_no_time() {
     assert_eq!(came_at(&node), node.now);
 }
 
+/// An address has two names, with twelve rules each for 1,024 ports. The namespace has no room for the flows of both.
+fn without_room(first: Rule, second: Rule, further: &[Rule]) -> Node {
+    // Ports 2001 to 3024.
+    let others = tcp(3024).split_off(2000);
+    let of_second = Rule {
+        ports: others,
+        ..second
+    };
+    let rules = [
+        vec![many(first, 1024); 12],
+        vec![of_second; 12],
+        further.to_vec(),
+    ]
+    .concat();
+    let mut node = node_with_many(&rules);
+    node.trust_server();
+    for name in ["a.test", "b.test"] {
+        limits::tell(&mut node, name, ADDRESS, 600);
+    }
+    assert_eq!(node.engine.counters().addresses_cut, 1);
+    node
+}
+
 #[test]
-fn the_flows_of_a_rule_do_not_fit() {
-    let many = |rule| many(rule, 1024);
-    let mut allowed = node(&[many(allow("example.com")), deny_all()]);
-    allowed.answer("p1", "example.com", &[ADDRESS], 60);
-    let explained = address(explain(&allowed, "p1", TARGET));
+fn the_flows_of_a_rule_have_no_room() {
+    let allowed = without_room(allow("a.test"), allow("b.test"), &[deny_all()]);
+    let of_first = (Verdict::Allowed, Reason::AllowedByName, Some(0));
+    assert_eq!(reason(&allowed, TARGET), of_first);
+    let explained = address(explain(&allowed, "p1", "203.0.113.1:2443"));
+    assert_eq!(explained.verdict, Verdict::Blocked);
     assert_eq!(explained.reason, Reason::LimitReached);
     assert!(explained.text.contains("list fewer ports"), "{explained:?}");
-    let remedy = "list fewer ports in rule 0, or none";
+    let remedy = "list fewer ports in rule 12, or none";
     assert_eq!(explained.remedy.as_deref(), Some(remedy));
-    // Port 8443 is none of the rule's.
-    let mut denied = node(&[many(deny("example.com")), allow("example.com")]);
-    denied.answer("p1", "example.com", &[ADDRESS], 60);
-    let explained = address(explain(&denied, "p1", "203.0.113.1:8443"));
-    let blocked = (Verdict::Blocked, Reason::DeniedByEarlierRule, Some(0));
-    let found = (explained.verdict, explained.reason, explained.rule);
-    assert_eq!(found, blocked);
-    let why = &explained.steps[0].why;
-    assert!(why.contains("list fewer ports"), "{explained:?}");
+    // The address is closed, also where no rule that denies has the port.
+    let denied = without_room(deny("a.test"), allow("b.test"), &[allow("b.test")]);
+    for port in [443, 2443, 8443] {
+        let explained = address(explain(&denied, "p1", &format!("203.0.113.1:{port}")));
+        let found = (explained.verdict, explained.reason, explained.rule);
+        let blocked = (Verdict::Blocked, Reason::LimitReached, Some(0));
+        assert_eq!(found, blocked, "{port}");
+        let why = &explained.steps[0].why;
+        assert!(why.contains("list fewer ports"), "{explained:?}");
+    }
 }
 
 // The situations of a stranger.
@@ -2156,41 +2190,40 @@ fn a_name_without_an_address_may_lead_to_both_ip_versions() {
         ]
     );
 }
-/// The pod has many flows in a full node, and an edit adds a port to the rule of an open address.
+/// The groups with several patterns have as many flows as they may, and an address has two names. An edit adds a port to one
+/// of them.
 #[test]
-fn a_further_port_of_a_rule_has_no_room_in_a_full_node() {
-    let rules = |ports| {
-        [
-            Rule {
-                ports: tcp(100),
-                ..deny("bad.test")
-            },
-            Rule {
-                ports: tcp(ports),
-                ..allow("example.com")
-            },
-            deny_all(),
-        ]
+fn a_further_port_of_a_name_has_no_room_at_an_address_with_another_name() {
+    // Ports 2001 to 3024.
+    let others = Rule {
+        ports: tcp(3024).split_off(2000),
+        ..allow("b.test")
     };
-    let mut node = node(&rules(3));
-    node.engine.told.cache.limits_mut().names_per_node_max = 1000;
-    node.answer("p1", "example.com", &[ADDRESS], 600);
-    node.answer("p1", "bad.test", &addresses(0, 20), 600);
-    let edited = rules(4);
+    let rules = [
+        vec![many(allow("a.test"), 1024); 8],
+        vec![others; 8],
+        vec![deny_all()],
+    ]
+    .concat();
+    let mut node = node_with_many(&rules);
+    node.trust_server();
+    for name in ["a.test", "b.test"] {
+        limits::tell(&mut node, name, ADDRESS, 3600);
+    }
+    let of_both = GROUP_FLOWS_PER_SCOPE_MAX / 2;
+    assert_eq!(node.of_rules().count(), of_both + 8 * 1024);
+    assert_eq!(node.engine.counters().addresses_cut, 0);
+    let mut edited = rules;
+    edited.insert(16, allow_port("b.test", 4000));
     node.set_firewall(&edited);
-    node.set_ovn(&edited);
-    for (at, transport) in edited[1].ports.iter().enumerate() {
-        let port = transport.port.expect("a port");
+    follow(&mut node, &edited);
+    let allowed = (Verdict::Allowed, Reason::AllowedByName, Some(0));
+    assert_eq!(reason(&node, TARGET), allowed);
+    let limited = (Verdict::Blocked, Reason::LimitReached);
+    for port in [2443, 4000] {
         let explained = address(explain(&node, "p1", &format!("203.0.113.1:{port}")));
-        let (verdict, reason) = match at {
-            3 => (Verdict::Blocked, Reason::LimitReached),
-            _ => (Verdict::Allowed, Reason::AllowedByName),
-        };
-        assert_eq!(
-            (explained.verdict, explained.reason),
-            (verdict, reason),
-            "{explained:?}"
-        );
+        let found = (explained.verdict, explained.reason);
+        assert_eq!(found, limited, "{explained:?}");
     }
 }
 
@@ -2244,7 +2277,7 @@ fn an_edited_port_counts_with_its_logical_flow() {
     assert_eq!(verdict(&node, "203.0.113.1:80"), Verdict::Blocked);
 }
 
-/// The flow of an address that `example.com` leads to.
+/// The flow of the rule for an address that `example.com` leads to.
 fn flow_of_the_address(rules: &[Rule]) -> FlowKey {
     let mut node = Node::with(rules);
     node.answer("p1", "example.com", &[ADDRESS], 600);
@@ -2272,30 +2305,34 @@ fn a_refused_flow_is_never_said_to_allow() {
     }
 }
 
-/// The next batch of the address, for another name, is confirmed.
+/// The next batch of the address, for another name, is confirmed. The switch refuses the flows of the rule, or the one
+/// that gives the tag.
 #[test]
 fn a_refused_flow_is_not_said_to_allow_because_another_batch_follows() {
-    let port = |rule, port| Rule {
-        ports: vec![Transport {
-            protocol: Protocol::Tcp,
-            port: Some(port),
-        }],
-        ..rule
-    };
     let rules = [
-        port(allow("example.com"), 443),
-        port(allow("b.test"), 80),
+        allow_port("example.com", 443),
+        allow_port("b.test", 80),
         deny_all(),
     ];
-    let key = flow_of_the_address(&rules);
-    for is_refused in [false, true] {
+    let is_of_rule = |key: &FlowKey| key.priority == 11_000;
+    let is_of_address = |key: &FlowKey| key.matches.ends.dst().is_some();
+    let none = |_: &FlowKey| false;
+    let refused: [&dyn Fn(&FlowKey) -> bool; 3] = [&none, &is_of_rule, &is_of_address];
+    for (at, is_refused) in refused.into_iter().enumerate() {
+        let tell = |node: &mut Node, name: &str| node.answer("p1", name, &[ADDRESS], 600);
+        let mut twin = Node::with(&rules);
         let mut node = node(&rules);
-        node.refused.extend(is_refused.then(|| key.clone()));
-        node.answer("p1", "example.com", &[ADDRESS], 600);
-        node.answer("p1", "b.test", &[ADDRESS], 600);
+        for name in ["example.com", "b.test"] {
+            tell(&mut twin, name);
+            let keys = twin.switch.keys().filter(|key| is_refused(key));
+            node.refused.extend(keys.cloned());
+        }
+        for name in ["example.com", "b.test"] {
+            tell(&mut node, name);
+        }
         for second in 0..50 {
             let (verdict, _) = verdicts(&node);
-            assert_eq!(verdict != Verdict::Allowed, is_refused, "{second} s");
+            assert_eq!(verdict != Verdict::Allowed, at > 0, "{at}, {second} s");
             node.pass(Duration::from_secs(1));
         }
     }
@@ -2318,25 +2355,19 @@ fn a_flow_of_somebody_else_in_place_of_ours_is_not_said_to_allow() {
     assert!(text.contains("somebody else"), "{text}");
 }
 
-/// A rule of three ports gets a fourth, for which there is no room in a full node. The question has no port.
+/// A rule of three ports gets a fourth, or an address has no room for the flows of all its rules. The question has no
+/// port.
 #[test]
 fn an_address_with_some_of_its_ports_open_depends_on_the_port() {
-    for names_of_node in [100_000, 1000] {
-        let rules = |ports| {
-            [
-                many(deny("bad.test"), 100),
-                many(allow("example.com"), ports),
-                deny_all(),
-            ]
-        };
-        let mut node = node(&rules(3));
-        node.engine.told.cache.limits_mut().names_per_node_max = names_of_node;
-        node.answer("p1", "example.com", &[ADDRESS], 600);
-        node.answer("p1", "bad.test", &addresses(0, 20), 600);
-        node.set_firewall(&rules(4));
-        node.set_ovn(&rules(4));
-        assert!(is_open(&node, ADDRESS, 1));
-        let depends = (Verdict::Depends, Reason::DependsOnPort, Some(2));
+    let rules = |ports| [many(allow("example.com"), ports), deny_all()];
+    let mut edited = node(&rules(3));
+    edited.answer("p1", "example.com", &[ADDRESS], 600);
+    edited.set_firewall(&rules(4));
+    edited.set_ovn(&rules(4));
+    let cut = without_room(allow("a.test"), allow("b.test"), &[deny_all()]);
+    for (node, denying) in [(edited, 1), (cut, 24)] {
+        assert!(is_open(&node, ADDRESS, 0));
+        let depends = (Verdict::Depends, Reason::DependsOnPort, Some(denying));
         assert_eq!(reason(&node, "203.0.113.1"), depends);
     }
 }

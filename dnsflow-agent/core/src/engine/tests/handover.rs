@@ -128,31 +128,34 @@ fn earlier_programs_open_nothing_by_a_rule_that_was_deleted_without_an_agent() {
     }
 }
 
-/// A rule was deleted without an agent. The number of its class stands for another rule now.
+/// A rule was deleted without an agent. There are three numbers, and none of the other rules gets that of its class.
 #[test]
-fn earlier_programs_open_nothing_by_a_number_that_is_another_groups() {
-    let number_of_other = |node: &Node| {
-        let place = (ifindex_of(node.pods["ns1_p1"]), OTHER.into());
+fn earlier_programs_open_nothing_by_the_number_of_a_rule_that_is_gone() {
+    let number_of = |node: &Node, address: [u8; 4]| {
+        let place = (ifindex_of(node.pods["ns1_p1"]), address.into());
         node.marks.get(&place).map(|(mark, ..)| *mark)
     };
     let of_a = [&["a.test"][..], &["*.a.test"], &["a.test", "*.a.test"]];
     let of_b = [&["b.test"][..], &["*.b.test"], &["b.test", "*.b.test"]];
-    let names = of_a.into_iter().flat_map(|a| of_b.map(|b| (a, b)));
-    let is_same_number = names.map(|(deleted, others)| {
+    for (deleted, others) in of_a.into_iter().flat_map(|a| of_b.map(|b| (a, b))) {
         let allow_all = |names: &[&str]| names.iter().map(|name| allow(name)).collect::<Vec<_>>();
-        let rules = [allow_all(others), vec![deny_all()]].concat();
+        let further = vec![allow("c.test"), deny_all()];
+        let rules = [allow_all(others), further].concat();
         let former = [allow_all(deleted), rules.clone()].concat();
         let before = node(THREE_NUMBERS, &former);
-        let further = southbound_of(&rules);
-        let (mut node, mark) = started_by(THREE_NUMBERS, before, true, &rules, further);
+        let southbound = southbound_of(&rules);
+        let (mut node, mark) = started_by(THREE_NUMBERS, before, true, &rules, southbound);
         open_by_earlier_programs(&mut node, FRESH, mark);
-        let is_same = number_of_other(&node) == Some(mark);
-        let seconds = seconds_open(&mut node, FRESH);
-        assert_eq!(seconds, 0, "{rules:?}, the same number: {is_same}");
-        is_same
-    });
-    let same = is_same_number.filter(|is_same| *is_same).count();
-    assert!(same > 0, "another group has the number");
+        assert_eq!(seconds_open(&mut node, FRESH), 0, "{rules:?}");
+        // The group of another rule is new.
+        let further = [203, 0, 113, 79];
+        node.trust_server();
+        node.answer("p1", "www.c.test", &[further], 3600);
+        assert!(is_open_at_all(&node, OTHER) && is_open_at_all(&node, further));
+        for address in [OTHER, further] {
+            assert_ne!(number_of(&node, address), Some(mark), "{rules:?}");
+        }
+    }
 }
 
 #[test]
@@ -237,10 +240,10 @@ fn earlier_programs_go_on_beside_a_further_pod() {
 }
 
 /// The port group of ns2.
-const GROUP_OF_NS2: &str = "a1234567890123456789";
+pub(super) const GROUP_OF_NS2: &str = "a1234567890123456789";
 
 /// Namespace ns2 has one rule. Its logical flow is still to come.
-fn set_rule_of_ns2(node: &mut Node, rule: Rule) -> LogicalFlow {
+pub(super) fn set_rule_of_ns2(node: &mut Node, rule: Rule) -> LogicalFlow {
     let of_it = [rule];
     let id = FirewallId {
         namespace: "ns2".into(),

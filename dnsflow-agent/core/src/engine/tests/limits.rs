@@ -1,10 +1,10 @@
 //! What one pod can have, and what makes room.
 
-use super::*;
-use crate::values::{
-    firewall::PORTS_PER_RULE_MAX,
-    limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX},
+use super::{
+    handover::{GROUP_OF_NS2, set_rule_of_ns2},
+    *,
 };
+use crate::values::{firewall::PORTS_PER_RULE_MAX, limits::GROUP_FLOWS_PER_SCOPE_MAX};
 
 #[test]
 fn a_pod_that_resolves_without_end_forgets_what_matters_least() {
@@ -183,52 +183,61 @@ fn priorities(node: &Node) -> BTreeMap<String, BTreeMap<u16, usize>> {
     flows
 }
 
-#[test]
-fn rules_whose_flows_do_not_fit_open_nothing() {
-    let rules = [
-        many(allow("example.com"), FLOWS_PER_ADDRESS_MAX - 1),
-        many(allow("example.com"), 2),
-        many(allow("example.com"), 1024),
-        many(allow("example.com"), 1),
-        many(allow("example.com"), 1),
-        deny_all(),
-    ];
-    let mut node = Node::with(&rules);
-    node.reports.clear();
-    node.answer("p1", "example.com", &[ADDRESS], 60);
-    let fits = [(11_000, FLOWS_PER_ADDRESS_MAX - 1), (10_997, 1)].into();
-    assert_eq!(priorities(&node)["203.0.113.1"], fits);
-    assert_eq!(node.engine.counters().addresses_cut, 1);
-    let limit = "ns1: FlowsOfAddress of ns1_p1, 256";
-    assert_eq!(node.limits_reported(), [limit]);
-    // An edit makes room.
-    let fewer = [many(allow("example.com"), 2), deny_all()];
-    node.set_firewall(&fewer);
-    node.set_ovn(&fewer);
-    assert_eq!(node.switch.len(), 2);
+/// The priority of the flow that closes an address without room: before all rules.
+pub(super) const CLOSED: u16 = 11_002;
+
+/// Those flows to an address that fall to the rules from the first one on, with these numbers of ports.
+fn ports_of(rules: &[usize]) -> BTreeMap<u16, usize> {
+    let rules = rules.iter().enumerate();
+    rules
+        .filter(|(_, ports)| **ports > 0)
+        .map(|(place, ports)| (11_000 - place as u16, *ports))
+        .collect()
 }
 
 #[test]
-fn a_rule_that_denies_and_whose_flows_do_not_fit_closes_all_ports() {
+fn rules_of_one_name_have_all_their_flows_whatever_their_ports() {
+    let ports = [256 - 1, 2, 1024, 1, 1];
+    let rules = ports.map(|ports| many(allow("example.com"), ports));
+    let rules = [&rules[..], &[deny_all()]].concat();
+    let mut node = Node::with(&rules);
+    node.reports.clear();
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    assert_eq!(priorities(&node)["203.0.113.1"], ports_of(&ports));
+    assert_eq!(node.engine.counters().addresses_cut, 0);
+    assert_eq!(node.limits_reported(), [] as [&str; 0]);
+    // An edit changes the flows of the rules alone.
+    let of_address: Vec<FlowKey> = node.of_addresses().cloned().collect();
+    let fewer = [many(allow("example.com"), 2), deny_all()];
+    node.set_firewall(&fewer);
+    node.set_ovn(&fewer);
+    assert_eq!(priorities(&node)["203.0.113.1"], ports_of(&[2]));
+    assert_eq!(node.of_addresses().cloned().collect::<Vec<_>>(), of_address);
+}
+
+#[test]
+fn a_rule_that_denies_closes_each_of_its_ports_at_each_address() {
+    let ports = [1024, 0, 1];
     let rules = [
         many(deny("bad.test"), 1024),
-        allow("bad.test"),
+        allow("good.test"),
         many(deny("bad.test"), 1),
     ];
     let mut node = Node::with(&rules);
     let told: Vec<[u8; 4]> = (0..100).map(|n| [198, 18, 0, n]).collect();
     node.answer("p1", "bad.test", &told, 60);
-    assert_eq!(priorities(&node).len(), 100);
+    assert_eq!(node.own(), 100);
+    assert_eq!(node.of_rules().count(), 1024 + 1);
     for flows in priorities(&node).values() {
-        assert_eq!(*flows, [(11_000, 1)].into());
+        assert_eq!(*flows, ports_of(&ports));
     }
-    assert!(node.of_rules().all(|key| key.matches.transport.is_none()));
-    // A rule before it that fits goes on to count.
+    assert_eq!(node.engine.counters().addresses_cut, 0);
+    // One before it goes on to count.
     let rules = [many(allow("bad.test"), 1), many(deny("bad.test"), 1024)];
     node.set_firewall(&rules);
     node.set_ovn(&rules);
     for flows in priorities(&node).values() {
-        assert_eq!(*flows, [(11_000, 1), (10_999, 1)].into());
+        assert_eq!(*flows, ports_of(&[1, 1024]));
     }
 }
 
@@ -243,7 +252,9 @@ fn a_rule_with_more_ports_than_are_read_denies_what_rules_behind_it_allow() {
     node.set_firewall(&read);
     node.set_ovn(&ovn);
     node.answer("p1", "bad.test", &[ADDRESS], 60);
-    assert_eq!(priorities(&node)["203.0.113.1"], [(11_000, 1)].into());
+    assert_eq!(priorities(&node)["203.0.113.1"], ports_of(&[1, 1]));
+    let denial = node.of_rules().find(|key| key.priority == 11_000);
+    assert_eq!(denial.and_then(|key| key.matches.transport), None);
     // Without its name, the one behind it decides.
     let invalid = Destination::Invalid("too many ports".into());
     let refused = [
@@ -263,88 +274,268 @@ fn a_rule_with_more_ports_than_are_read_denies_what_rules_behind_it_allow() {
     );
 }
 
-/// A pod fills the room for flows that all pods have together.
 #[test]
-fn further_addresses_of_the_pod_with_most_flows_have_one_where_the_node_has_many() {
-    for (rule, closes) in [(deny("many.test"), 1), (allow("many.test"), 0)] {
-        let rules = [many(rule, 100), many(allow("few.test"), 1)];
-        let mut node = Node::with(&rules);
-        node.add_pod("p2", 6);
-        node.engine.told.cache.limits_mut().names_per_node_max = 1000;
-        // The rest of the 2,000 flows is for other pods.
-        let most = 1500;
-        let told: Vec<[u8; 4]> = (0..100).map(|n| [198, 18, 0, n]).collect();
-        node.reports.clear();
-        node.answer("p1", "many.test", &told, 600);
-        assert_eq!(node.switch.len(), most + (100 - most / 100) * closes);
-        assert_eq!(node.limits_reported(), ["ns1: FlowsOfNode of ns1_p1, 2000"]);
-        // One that needs no more has all of its flows.
-        node.answer("p1", "few.test", &[ADDRESS], 600);
-        assert_eq!(priorities(&node)["203.0.113.1"], [(10_999, 1)].into());
-        // Another pod has its share.
-        node.answer("p2", "many.test", &[OTHER], 600);
-        assert_eq!(priorities(&node)["203.0.113.2"], [(11_000, 100)].into());
-    }
-}
-
-/// Flows of a pod with many addresses, and many flows of each.
-#[test]
-fn further_addresses_of_a_pod_with_many_flows_have_few() {
-    for (rule, closes) in [(deny("many.test"), 1), (allow("many.test"), 0)] {
+fn further_addresses_have_one_flow_each_whatever_the_ports_of_their_rules() {
+    for rule in [deny("many.test"), allow("many.test")] {
         let rules = [
-            many(rule, FLOWS_PER_ADDRESS_MAX),
-            many(allow("few.test"), FEW_FLOWS),
+            many(rule, 256),
+            many(allow("few.test"), 8),
             many(allow("edited.test"), 1),
         ];
         let mut node = Node::with(&rules);
-        node.engine.told.cache.limits_mut().addresses_per_port_max = 512;
-        let max = 512 * FEW_FLOWS;
-        let all = max / FLOWS_PER_ADDRESS_MAX;
+        node.add_pod("p2", 6);
         let told: Vec<[u8; 4]> = (0..100).map(|n| [198, 18, 0, n]).collect();
         node.reports.clear();
         node.answer("p1", "many.test", &told, 600);
-        assert_eq!(node.switch.len(), max + (100 - all) * closes);
-        assert_eq!(node.limits_reported(), ["ns1: FlowsOfPod of ns1_p1, 4096"]);
-        // One that needs no more has all of its flows.
+        assert_eq!((node.own(), node.of_rules().count()), (100, 256));
+        for flows in priorities(&node).values() {
+            assert_eq!(*flows, ports_of(&[256]));
+        }
         node.answer("p1", "few.test", &[ADDRESS], 600);
-        assert_eq!(
-            priorities(&node)["203.0.113.1"],
-            [(10_999, FEW_FLOWS)].into()
-        );
-        // Another pod has room of its own.
-        node.add_pod("p2", 6);
+        assert_eq!(priorities(&node)["203.0.113.1"], ports_of(&[0, 8]));
+        // The pods of a namespace share the flows of its rules.
         node.answer("p2", "many.test", &[OTHER], 600);
-        let flows = &priorities(&node)["203.0.113.2"];
-        assert_eq!(*flows, [(11_000, FLOWS_PER_ADDRESS_MAX)].into());
-        // An edit brings no more, and takes none away.
+        assert_eq!(priorities(&node)["203.0.113.2"], ports_of(&[256]));
+        assert_eq!((node.own(), node.of_rules().count()), (102, 256 + 8));
+        assert_eq!(node.limits_reported(), [] as [&str; 0]);
+        // An edit of ports changes them once, however many addresses there are.
         let told: Vec<[u8; 4]> = (0..100).map(|n| [198, 19, 0, n]).collect();
         node.answer("p1", "edited.test", &told, 600);
-        let before = node.switch.len();
+        let of_addresses: Vec<FlowKey> = node.of_addresses().cloned().collect();
         let mut edited = rules.clone();
-        edited[2] = many(allow("edited.test"), FEW_FLOWS + 1);
+        edited[2] = many(allow("edited.test"), 8 + 1);
+        changes(&mut node);
         node.set_firewall(&edited);
         node.set_ovn(&edited);
-        assert_eq!(node.switch.len(), before);
+        assert_eq!(changes(&mut node), 8);
+        assert_eq!(
+            node.of_addresses().cloned().collect::<Vec<_>>(),
+            of_addresses
+        );
+        assert_eq!(priorities(&node)["198.19.0.7"], ports_of(&[0, 0, 8 + 1]));
         node.engine.told.cache.check();
     }
 }
 
+/// The rules of each of these names, in turns of so many with 1,024 ports each.
+fn rules_of(names: &[&str], each: usize, rule: fn(&str) -> Rule) -> Vec<Rule> {
+    let names = names.iter();
+    let rules = names.flat_map(|name| vec![many(rule(name), PORTS_PER_RULE_MAX); each]);
+    rules.collect()
+}
+
+/// A node with more rules than the testing node has rows for.
+pub(super) fn node_with_many(rules: &[Rule]) -> Node {
+    let mut node = Node::bare();
+    node.read_sources();
+    edit_many(&mut node, rules);
+    node.pass(Duration::ZERO);
+    node.log.clear();
+    node.reports.clear();
+    node
+}
+
+fn edit_many(node: &mut Node, rules: &[Rule]) {
+    node.set_firewall(rules);
+    follow(node, rules);
+}
+
+/// A pod is told a name as soon as it may change so many flows.
+pub(super) fn tell(node: &mut Node, name: &str, address: [u8; 4], ttl: u32) {
+    node.pass(Duration::from_secs(60));
+    node.answer("p1", name, &[address], ttl);
+}
+
+/// An address is told name after name. Each time it has another group, and the former ones are nobody's.
 #[test]
-fn an_address_gets_its_flows_when_the_pod_has_fewer_and_is_told_again() {
-    let rules = [
-        many(allow("first.test"), FLOWS_PER_ADDRESS_MAX),
-        many(allow("second.test"), FEW_FLOWS + 1),
-        deny_all(),
-    ];
-    let mut node = Node::with(&rules);
-    node.engine.told.cache.limits_mut().addresses_per_port_max = 32;
-    node.answer("p1", "first.test", &[ADDRESS], 60);
-    node.answer("p1", "second.test", &[OTHER], 600);
-    assert_eq!(node.switch.len(), FLOWS_PER_ADDRESS_MAX);
-    node.pass(MIN_TTL + IDLE_GRACE + 2 * COMPARE_INTERVAL);
-    assert_eq!(node.switch.len(), 0);
-    node.answer("p1", "second.test", &[OTHER], 600);
-    assert_eq!(node.switch.len(), FEW_FLOWS + 1);
+fn groups_that_an_address_has_had_take_no_room_from_the_one_that_it_has() {
+    const NAMES: usize = 60;
+    let names: Vec<String> = (0..NAMES).map(|at| format!("n{at}.test")).collect();
+    let rules: Vec<Rule> = names.iter().map(|name| many(allow(name), 16)).collect();
+    let mut node = node_with_many(&rules);
+    for name in &names {
+        node.answer("p1", name, &[ADDRESS], 3600);
+        // Its budget allows so much.
+        node.pass(Duration::from_secs(2));
+    }
+    assert_eq!(node.engine.counters().addresses_over_budget, 0);
+    assert_eq!(node.engine.counters().addresses_cut, 0);
+    assert_eq!(priorities(&node)["203.0.113.1"], ports_of(&[16; NAMES]));
+}
+
+/// Each of two names has room for its flows, and an address with both has none.
+#[test]
+fn an_address_without_room_has_the_flows_of_its_first_rule() {
+    let rules = rules_of(&["a.test", "b.test"], 12, allow);
+    for order in [["a.test", "b.test"], ["b.test", "a.test"]] {
+        let mut node = node_with_many(&rules);
+        for name in order {
+            tell(&mut node, name, ADDRESS, 3600);
+        }
+        tell(&mut node, "b.test", OTHER, 3600);
+        let of_first = [vec![1024; 12], vec![0; 12]].concat();
+        let of_second = [vec![0; 12], vec![1024; 12]].concat();
+        let flows = priorities(&node);
+        assert_eq!(flows["203.0.113.1"], ports_of(&of_first), "{order:?}");
+        assert_eq!(flows["203.0.113.2"], ports_of(&of_second), "{order:?}");
+        assert_eq!(node.engine.counters().addresses_cut, 1);
+        let limit = format!("ns1: FlowsOfNamespace of ns1_p1, {GROUP_FLOWS_PER_SCOPE_MAX}");
+        assert_eq!(node.limits_reported(), [limit]);
+        node.engine.told.cache.check();
+    }
+}
+
+/// The same where a rule of one name denies: it closes all ports, in whatever place it is.
+#[test]
+fn an_address_without_room_is_closed_if_a_rule_denies_it() {
+    let of_name = |name, rule: fn(&str) -> Rule| rules_of(&[name], 12, rule);
+    for rules in [
+        [of_name("a.test", allow), of_name("b.test", deny)].concat(),
+        [of_name("b.test", deny), of_name("a.test", allow)].concat(),
+    ] {
+        for order in [["a.test", "b.test"], ["b.test", "a.test"]] {
+            let mut node = node_with_many(&rules);
+            for name in order {
+                tell(&mut node, name, ADDRESS, 3600);
+            }
+            // No rule of OVN's comes before it.
+            let flows = priorities(&node);
+            assert_eq!(flows["203.0.113.1"], [(CLOSED, 1)].into(), "{order:?}");
+            let closed = node.of_rules().find(|key| key.priority == CLOSED);
+            assert_eq!(closed.and_then(|key| key.matches.transport), None);
+            assert_eq!(node.engine.counters().addresses_cut, 1);
+            let limit = format!("ns1: FlowsOfNamespace of ns1_p1, {GROUP_FLOWS_PER_SCOPE_MAX}");
+            assert_eq!(node.limits_reported(), [limit]);
+        }
+    }
+}
+
+const FOUR: [&str; 4] = ["a.test", "b.test", "c.test", "d.test"];
+
+/// Rules of four names, so many for each, and behind them those of another name.
+fn rules_of_five(each: usize, others: usize) -> Vec<Rule> {
+    let of_four = rules_of(&FOUR, each, allow);
+    [of_four, rules_of(&["e.test"], others, allow)].concat()
+}
+
+/// As many flows as the groups of a namespace may have: those with one pattern, and those with several.
+const ALL_FLOWS_MAX: usize = GROUP_FLOWS_PER_SCOPE_MAX * 3 / 2;
+
+/// Each of five names has an address of its own, and two pairs of them have one in common: the namespace has as many
+/// flows as it may. The addresses of the second pair and of the last name end after `ttl`.
+fn full_of_flows(ttl: u32) -> Node {
+    let mut node = node_with_many(&rules_of_five(4, 16));
+    for (at, name) in FOUR.iter().enumerate() {
+        tell(&mut node, name, [198, 18, 0, at as u8], 3600);
+    }
+    for (at, ttl, pair) in [(0, 3600, &FOUR[..2]), (1, ttl, &FOUR[2..])] {
+        for name in pair {
+            tell(&mut node, name, [198, 19, 0, at], ttl);
+        }
+    }
+    tell(&mut node, "e.test", [198, 18, 0, 4], ttl);
+    assert_eq!(node.of_rules().count(), ALL_FLOWS_MAX);
+    assert_eq!(node.engine.counters().addresses_cut, 0);
+    node
+}
+
+#[test]
+fn an_address_gets_its_flows_when_there_is_room_and_the_pod_is_told_again() {
+    let mut node = full_of_flows(300);
+    for name in ["a.test", "c.test"] {
+        tell(&mut node, name, ADDRESS, 3600);
+    }
+    assert_eq!(priorities(&node)["203.0.113.1"], ports_of(&[1024; 4]));
+    node.pass(Duration::from_secs(300) + IDLE_GRACE);
+    assert!(!node.destinations().contains("198.19.0.1"));
+    tell(&mut node, "c.test", ADDRESS, 3600);
+    let of_both = ports_of(&[[1024; 4], [0; 4], [1024; 4]].concat());
+    assert_eq!(priorities(&node)["203.0.113.1"], of_both);
+}
+
+/// Each rule has another place behind the edit, and so have its flows.
+#[test]
+fn an_edit_closes_nothing_because_the_namespace_has_as_many_flows_as_it_may() {
+    let mut node = full_of_flows(3600);
+    let before = priorities(&node);
+    let edited = [&[allow("other.test")][..], &rules_of_five(4, 16)].concat();
+    edit_many(&mut node, &edited);
+    node.pass(Duration::from_secs(1));
+    let moved = |flows: &BTreeMap<u16, usize>| -> BTreeMap<u16, usize> {
+        let flows = flows.iter();
+        flows
+            .map(|(priority, ports)| (priority - 1, *ports))
+            .collect()
+    };
+    let expected: BTreeMap<_, _> = before
+        .iter()
+        .map(|(to, flows)| (to.clone(), moved(flows)))
+        .collect();
+    assert_eq!(priorities(&node), expected);
+    assert_eq!(node.engine.counters().addresses_cut, 0);
+    node.engine.told.cache.check();
+}
+
+/// An edit adds rules to some names, and takes as many from another. All addresses with one name have room for the flows of
+/// its rules; of the two with two names, one has none.
+#[test]
+fn an_edit_writes_no_more_flows_than_the_namespace_may_have() {
+    let mut node = full_of_flows(3600);
+    edit_many(&mut node, &rules_of_five(5, 12));
+    node.pass(Duration::from_secs(1));
+    let flows = node.of_rules().count();
+    assert!(flows <= ALL_FLOWS_MAX, "{flows}");
+    let priorities = priorities(&node);
+    let of_names = |names: std::ops::Range<usize>| {
+        let mut of_names = vec![0; 20];
+        of_names[5 * names.start..5 * names.end].fill(1024);
+        ports_of(&of_names)
+    };
+    for name in 0..4 {
+        let to = format!("198.18.0.{name}");
+        assert_eq!(priorities[&to], of_names(name..name + 1), "{to}");
+    }
+    // The rules of the first of two names are the first ones.
+    assert_eq!(priorities["198.19.0.0"], of_names(0..1));
+    assert_eq!(priorities["198.19.0.1"], of_names(2..4));
+    assert_eq!(node.engine.counters().addresses_cut, 1);
+    node.engine.told.cache.check();
+}
+
+/// A pod of ns2 comes, whose EgressFirewall has this rule. Returns its interface.
+fn add_pod_of_ns2(node: &mut Node, rule: Rule) -> u32 {
+    let flow = set_rule_of_ns2(node, rule);
+    let row = RowId::new(0x109);
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: false,
+        interfaces: vec![(row, Some(interface("ns2_payroll", 9, "uid-payroll")))],
+    }));
+    let binding = PortBinding {
+        namespace: Some("ns2".into()),
+        ..port_binding("ns2_payroll", 9)
+    };
+    let group = PortGroup {
+        name: GROUP_OF_NS2.into(),
+        ports: ["ns2_payroll".into()].into(),
+    };
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: vec![(logical_flow_row(18), Some(flow))],
+        port_bindings: vec![(row, Some(binding))],
+        port_groups: vec![(RowId::new(0xd << 100), Some(group))],
+        ..SbUpdate::default()
+    }));
+    ifindex_of(row)
+}
+
+/// A namespace has as many flows as it may, and a pod of another namespace does not notice.
+#[test]
+fn a_namespace_full_of_flows_leaves_others_theirs() {
+    let mut node = full_of_flows(3600);
+    let ifindex = add_pod_of_ns2(&mut node, many(allow("bank.test"), 100));
+    let bytes = node.to_pod(ifindex, answer_frame("bank.test", &[OTHER], 600));
+    node.frame(ifindex, &bytes);
+    assert_eq!(priorities(&node)["203.0.113.2"], ports_of(&[100]));
+    assert_eq!(node.engine.counters().addresses_cut, 0);
 }
 
 /// The owner of a name that an earlier rule allows lets the name lead to the address of another one.
@@ -365,18 +556,16 @@ fn a_name_server_of_an_allowed_name_does_not_close_the_address_of_another() {
 }
 
 #[test]
-fn each_name_of_rules_has_its_part_of_the_flows_of_an_address() {
-    // Many rules of one name have no more than one rule of many ports, in their order.
+fn an_address_with_several_names_has_the_flows_of_all_their_rules() {
     let mut rules = vec![many(allow("other.test"), 30); 10];
     rules.push(many(allow("example.com"), 100));
     let mut node = Node::with(&rules);
     for name in ["other.test", "n.example.com"] {
         node.answer("p1", name, &[ADDRESS], 600);
     }
-    let mut expected: BTreeMap<u16, usize> = (10_996..=11_000).map(|rule| (rule, 30)).collect();
-    expected.insert(10_990, 100);
-    assert_eq!(priorities(&node)["203.0.113.1"], expected);
-    // A rule that denies has a part, too: it closes its own ports, and no others.
+    let expected = [vec![30; 10], vec![100]].concat();
+    assert_eq!(priorities(&node)["203.0.113.1"], ports_of(&expected));
+    // A rule that denies closes its own ports, and no others.
     let rules = [
         many(allow("other.test"), 200),
         many(deny("bad.test"), 100),
@@ -386,37 +575,23 @@ fn each_name_of_rules_has_its_part_of_the_flows_of_an_address() {
     for name in ["other.test", "bad.test", "example.com"] {
         node.answer("p1", name, &[ADDRESS], 600);
     }
-    // The name that needs little leaves the rest of its part to both.
-    assert_eq!(
-        priorities(&node)["203.0.113.1"],
-        [(10_999, 100), (10_998, 1)].into()
-    );
+    assert_eq!(priorities(&node)["203.0.113.1"], ports_of(&[200, 100, 1]));
+    assert_eq!(node.own(), 1);
 }
 
-/// How many flows of rules have been added or removed since the last call.
+/// How many flows have been added or removed since the last call.
 fn changes(node: &mut Node) -> usize {
     let batches = node.batches();
     batches.iter().map(|(_, changes)| changes.len()).sum()
 }
 
-/// The most flows that so many addresses of a pod can have, whatever the rules, where it has room for `all`: the last
-/// one with all of its flows may have 256, and the others have eight.
-fn flows_max(addresses: usize, all: usize) -> usize {
-    let many = all * FEW_FLOWS;
-    let with_many = many / FLOWS_PER_ADDRESS_MAX + 1;
-    many - 1 + FLOWS_PER_ADDRESS_MAX + (addresses - with_many) * FEW_FLOWS
-}
-
-fn flows_of_pod_max(addresses: usize) -> usize {
-    flows_max(addresses, addresses)
-}
+/// The flow in which the tags of the logical switch end. It is there from the start on.
+const ENDS: usize = 1;
 
 #[test]
-fn denied_names_of_a_pod_have_so_many_flows_whatever_the_ports_of_their_rules() {
+fn denied_names_of_a_pod_have_a_flow_for_each_address_and_one_for_each_port() {
     const ADDRESSES: u32 = 64;
-    let most = flows_of_pod_max(ADDRESSES as usize);
-    let ports = [1, FEW_FLOWS, FEW_FLOWS + 1, 255, 256];
-    let mut reached = 0;
+    let ports = [1, 8, 255, 256, 1024];
     for first in ports {
         for second in ports {
             for of_first in [1, 3, 32] {
@@ -428,30 +603,21 @@ fn denied_names_of_a_pod_have_so_many_flows_whatever_the_ports_of_their_rules() 
                 node.answer("p1", "b.test", &addresses(of_first, rest), 60);
                 // The pod is full.
                 node.answer("p1", "b.test", &addresses(1000, ADDRESSES), 60);
-                let flows = changes(&mut node);
-                assert_eq!(node.switch.len(), flows);
-                assert!(flows <= most, "{of_first} with {first}, {second}: {flows}");
-                reached = reached.max(flows);
+                let all = ADDRESSES as usize + first + second;
+                assert_eq!(node.switch.len(), all + ENDS);
+                assert_eq!(changes(&mut node), all, "{of_first} with {first}, {second}");
             }
         }
     }
-    assert!(reached > most * 98 / 100, "{reached} of {most}");
-    let default = CacheLimits::default().addresses_per_port_max;
-    assert_eq!(flows_of_pod_max(default), 64_759);
 }
 
 /// The message has 1,024 addresses at most.
 #[test]
 fn one_answer_for_a_denied_name_changes_so_many_flows() {
-    let most = flows_max(1024, CacheLimits::default().addresses_per_port_max);
-    assert_eq!(most, 40_183);
-    // Each further address has one flow that closes all ports.
-    for (ports, with_many) in [(254, 130), (FLOWS_PER_ADDRESS_MAX, 128)] {
+    for ports in [1, 254, 1024] {
         let mut node = Node::with(&[many(deny("bad.test"), ports)]);
         node.answer("p1", "bad.test", &addresses(0, 2000), 60);
-        let flows = changes(&mut node);
-        assert_eq!(flows, with_many * ports + (1024 - with_many));
-        assert!(flows <= most, "{flows}");
+        assert_eq!(changes(&mut node), ports + 1024);
         assert_eq!(node.engine.counters().addresses_refused, 2000 - 1024);
         for part in 1..8 {
             node.answer("p1", "bad.test", &addresses(2000 * part, 2000), 60);
@@ -465,54 +631,21 @@ fn one_answer_for_a_denied_name_changes_so_many_flows() {
 fn one_answer_for_a_denied_name_removes_no_more_flows_than_a_pod_has() {
     const ADDRESSES: u32 = 64;
     let rules = [
-        many(deny("bad.test"), FLOWS_PER_ADDRESS_MAX),
-        many(allow("a.test"), FLOWS_PER_ADDRESS_MAX),
-        many(allow("b.test"), FEW_FLOWS),
+        many(deny("bad.test"), 256),
+        many(allow("a.test"), 256),
+        many(allow("b.test"), 8),
     ];
     let mut node = Node::with(&rules);
     node.engine.told.cache.limits_mut().addresses_per_port_max = 64;
     node.answer("p1", "a.test", &addresses(0, 2), 600);
     node.answer("p1", "b.test", &addresses(2, ADDRESSES - 2), 600);
-    let allowed = changes(&mut node);
-    assert_eq!(allowed, 2 * FLOWS_PER_ADDRESS_MAX + 62 * FEW_FLOWS);
+    assert_eq!(changes(&mut node), 64 + 256 + 8);
     node.pass(COUNTERS_DELAY_MAX * 2 + COMPARE_INTERVAL);
     changes(&mut node);
     node.answer("p1", "bad.test", &addresses(1000, ADDRESSES), 60);
-    let denied = node.switch.len();
     assert_eq!(node.destinations().len(), 64);
-    assert!(denied <= flows_of_pod_max(64));
-    assert_eq!(changes(&mut node), allowed + denied);
-}
-
-/// Another pod fills the node. An edit then takes most flows of a pod that had them before, though all rules allow them.
-#[test]
-fn an_edit_closes_nothing_because_another_pod_has_filled_the_node() {
-    for is_filled in [false, true] {
-        let rules = [many(allow("many.test"), 50), deny_all()];
-        let edited = [
-            allow("other.test"),
-            many(allow("many.test"), 50),
-            deny_all(),
-        ];
-        let mut node = Node::with(&rules);
-        node.add_pod("p2", 6);
-        node.engine.told.cache.limits_mut().names_per_node_max = 1000;
-        let told = addresses(0, 30);
-        node.answer("p1", "many.test", &told, 600);
-        assert!(
-            told.iter()
-                .all(|address| super::starts::is_open(&node, *address, 0))
-        );
-        if is_filled {
-            node.answer("p2", "many.test", &addresses(1000, 100), 600);
-        }
-        super::starts::edit(&mut node, &edited);
-        node.pass(Duration::from_secs(1));
-        let open = told
-            .iter()
-            .filter(|address| super::starts::is_open_at_all(&node, **address));
-        assert_eq!(open.count(), told.len(), "filled: {is_filled}");
-    }
+    assert_eq!(node.own(), 64);
+    assert_eq!(changes(&mut node), 64 + (64 + 256));
 }
 
 /// How often all addresses of the pod were looked at to find the least important ones.

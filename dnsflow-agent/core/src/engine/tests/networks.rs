@@ -342,5 +342,5 @@ fn an_answer_is_learned_for_each_port_on_which_rules_hold() {
     }));
     node.answer("p1", "bad.test", &[ADDRESS], 300);
     let sources: Vec<_> = node.open().into_iter().map(|(src, ..)| src).collect();
-    assert_eq!(sources, ["10.244.0.5", "10.9.0.32"]);
+    assert_eq!(sources, ["10.9.0.32", "10.244.0.5"]);
 }

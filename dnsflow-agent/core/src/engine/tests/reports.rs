@@ -313,7 +313,7 @@ fn flows_that_the_switch_refuses_are_reported_some_times_and_counted() {
     let mut twin = Node::with(&rules);
     tell(&mut twin);
     let mut node = Node::with(&rules);
-    node.refused = twin.switch.into_keys().collect();
+    node.refused = twin.of_addresses().cloned().collect();
     tell(&mut node);
     let at_once = reported(&mut node);
     // The answers take some time.

@@ -123,11 +123,12 @@ fn a_restart_writes_nothing_and_goes_on_where_it_was() {
     let snapshot = before.folded(&[]);
     let mut after = after_restart(&mut before, &snapshot, &rules);
     assert_eq!(after.batches(), []);
-    assert_eq!(after.engine.flow_count(), 1);
+    // Of the address, of its group, and the end of tags.
+    assert_eq!(after.engine.flow_count(), 3);
     assert!(after.reports.contains(&Report::Ready {
         attached: 1,
         firewalls: 1,
-        flows: 1
+        flows: 3
     }));
     // Names are remembered: the rule moves, and its flows with it.
     let moved = [allow("new.test"), allow("example.com"), deny_all()];
@@ -173,7 +174,7 @@ fn an_answer_before_the_comparison_goes_back_behind_it() {
         // The datapath follows.
         node.pass(HOLD_LONGEST / 10);
         assert_eq!(node.released(), [bytes], "wiped: {is_wiped}");
-        assert_eq!(node.switch.len(), 1);
+        assert_eq!(node.own(), 1);
     }
 }
 
@@ -500,36 +501,6 @@ fn a_name_that_is_denied_no_more_counts_as_long_as_any_other() {
     assert_eq!(after.destinations().len(), 0);
 }
 
-/// The rules have changed while the agent was away, and the pod asks again while the first dump comes.
-#[test]
-fn an_address_that_is_told_again_meanwhile_opens_by_flows_of_its_own() {
-    let config = || Config {
-        mark_mask: std::num::NonZeroU32::new(0xffe0_0000),
-        ..Config::default()
-    };
-    let mut before = Node::bare();
-    before.engine = Engine::new(config());
-    let mut before = before.start(&[allow("example.com"), deny_all()]);
-    before.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let rules = [deny_all(), allow("example.com")];
-    let node = started(&mut before, &Saved::default(), config());
-    let mut node = read_but_southbound(node, &before, &rules);
-    node.waiting = Some(VecDeque::new());
-    node.give(Input::Sb(southbound(&node, &rules)));
-    carry_out_until_dump(&mut node);
-    let dump = node.waiting.as_mut().and_then(VecDeque::pop_front);
-    node.answer("p1", "www.example.com", &[ADDRESS], 600);
-    while node.carry_out_next() {}
-    let told = ("10.244.0.5".into(), "203.0.113.1".into(), 10_999);
-    assert!(node.open().contains(&told));
-    node.waiting.as_mut().expect("set").extend(dump);
-    while node.carry_out_next() {
-        assert!(node.open().contains(&told));
-    }
-    assert_eq!(node.open(), [told]);
-    assert_eq!(node.marks.len(), 0, "the one of the earlier run");
-}
-
 /// All orders of `items`.
 pub(super) fn orders<T: Clone>(items: &[T]) -> Vec<Vec<T>> {
     let [first, rest @ ..] = items else {
@@ -806,12 +777,9 @@ fn a_port_that_comes_while_the_last_part_is_given_out_is_in_the_snapshot() {
     let mut node = started(&mut before, &saved, Config::default());
     let mut parts = Parts::default();
     let mut next = |node: &Node| node.engine.next_part(&mut parts);
-    let rules = next(&node).expect("the rules come first");
-    assert!(
-        rules
-            .iter()
-            .all(|record| matches!(record, Record::Rules { .. }))
-    );
+    let first = next(&node).expect("rules and groups come first");
+    let mut first = first.iter();
+    assert!(first.all(|record| matches!(record, Record::Rules { .. } | Record::Group { .. })));
     let first = next(&node).expect("p2 is awaited");
     node.give(Input::Interfaces(InterfaceUpdate {
         reset: true,

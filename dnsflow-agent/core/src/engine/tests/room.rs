@@ -1,7 +1,7 @@
 //! What several pods can do together to the node's room for names.
 
 use super::*;
-use crate::values::limits::{FLOWS_OF_RULE, NAMES_PER_ADDRESS_MAX};
+use crate::values::limits::NAMES_PER_ADDRESS_MAX;
 
 const CROWD: u8 = 32;
 /// Names of each pod of the crowd: all that a pod may have.
@@ -236,27 +236,28 @@ fn an_address_without_room_for_a_denied_name_keeps_the_names_that_it_has() {
 
 #[test]
 fn denied_names_of_all_pods_have_so_many_flows() {
-    // In a full node, an address has room for so many.
+    const PORTS: usize = 2;
     let of_ports = Rule {
-        ports: tcp(FLOWS_OF_RULE),
+        ports: tcp(PORTS),
         ..deny("bad.test")
     };
     let mut node = node(&[of_ports]);
     let limits = node.engine.told.cache.limits_mut();
     (limits.addresses_per_port_max, limits.names_per_node_max) = (512, 64);
-    // A quarter of the names.
-    let most = 16 * FLOWS_OF_RULE;
+    // A quarter of the names: each address has one flow.
+    let most = 16;
     for round in 0..4 {
         for pod in 0..CROWD {
             let told = [198, 51, round, pod];
             node.answer(&member(pod), "bad.test", &[told], 60);
-            assert!(node.switch.len() <= most, "{round} {pod}");
+            assert!(node.own() <= most, "{round} {pod}");
         }
     }
-    assert_eq!(node.switch.len(), most);
+    assert_eq!((node.own(), node.of_rules().count()), (most, PORTS));
     let changes: usize = node.batches().iter().map(|(_, all)| all.len()).sum();
     assert_eq!(
-        changes, most,
+        changes,
+        most + PORTS,
         "pods that have as many take nothing from each other"
     );
 }

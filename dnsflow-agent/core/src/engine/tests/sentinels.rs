@@ -1,7 +1,7 @@
 //! The flows on which the life of all others depends.
 
 use super::*;
-use crate::values::limits::KEEP_FLOWS_S;
+use crate::values::limits::{GROUP_RESTS, GROUP_STAYS, KEEP_FLOWS_S};
 
 fn node() -> Node {
     Node::with(&[allow("example.com"), deny_all()])
@@ -22,12 +22,26 @@ fn the_first_flow_brings_its_sentinel_and_the_next_ones_do_not() {
     let mut node = node();
     node.answer("p1", "example.com", &[ADDRESS], 300);
     let first = changes(&mut node);
-    let [FlowChange::Add(line, body), FlowChange::Add(key, flow)] = &first[..] else {
-        panic!("a sentinel, then the flow: {first:?}");
+    // Of the group and of the address.
+    let [
+        sentinels @ ..,
+        FlowChange::Add(of_group, rule),
+        FlowChange::Add(key, flow),
+    ] = &first[..]
+    else {
+        panic!("sentinels, then the flows: {first:?}");
     };
-    assert_eq!(Sentinel::of(line), Some(sentinel_of(key, flow.cookie)));
-    assert_eq!(body.hard_timeout_s, KEEP_FLOWS_S);
-    assert_eq!(flow.hard_timeout_s, 0);
+    for (key, flow) in [(of_group, rule), (key, flow)] {
+        let of_flow = sentinel_of(key, flow.cookie);
+        let is_there = |change: &FlowChange| match change {
+            FlowChange::Add(line, body) => {
+                Sentinel::of(line) == Some(of_flow) && body.hard_timeout_s == KEEP_FLOWS_S
+            }
+            FlowChange::Delete(..) | FlowChange::Renew(_) => false,
+        };
+        assert!(sentinels.iter().any(is_there), "{first:?}");
+        assert_eq!(flow.hard_timeout_s, 0);
+    }
     node.answer("p1", "example.com", &[OTHER], 300);
     let second = changes(&mut node);
     assert!(!second.iter().any(is_for_sentinel), "{second:?}");
@@ -41,13 +55,16 @@ fn only_sentinels_are_renewed() {
     node.log.clear();
     node.pass(Duration::from_secs(100));
     let renewals = changes(&mut node);
-    let [FlowChange::Renew(body)] = &renewals[..] else {
-        panic!("one for all flows: {renewals:?}");
-    };
-    assert_eq!(
-        node.sentinels.values().copied().collect::<Vec<_>>(),
-        [body.cookie]
-    );
+    let renewed: BTreeSet<Cookie> = renewals
+        .iter()
+        .map(|change| match change {
+            FlowChange::Renew(body) => body.cookie,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(renewed.len(), renewals.len());
+    assert_eq!(renewed.len(), 3, "of tags, of a group, of the end of tags");
+    assert!(node.sentinels.values().copied().collect::<BTreeSet<_>>() == renewed);
 }
 
 #[test]
@@ -55,14 +72,15 @@ fn a_sentinel_comes_back_before_what_went_with_it() {
     let mut node = node();
     node.answer("p1", "example.com", &[ADDRESS], 3600);
     node.log.clear();
-    let (sentinel, cookie) = node.sentinels.pop_first().expect("a sentinel");
     let (flow, (flow_cookie, _)) = node.switch.pop_first().expect("a flow");
+    let sentinel = sentinel_of(&flow, flow_cookie);
+    let cookie = node.sentinels.remove(&sentinel).expect("a sentinel");
     for (key, cookie) in [(sentinel.key(), cookie), (flow, flow_cookie)] {
         node.give(Input::FlowLost { key, cookie });
     }
     // The node's switch takes no flow without its sentinel flow.
     node.pass(Duration::from_secs(1));
-    assert_eq!((node.sentinels.len(), node.switch.len()), (1, 1));
+    assert_eq!((node.sentinels.len(), node.switch.len()), (3, 3));
 }
 
 #[test]
@@ -79,13 +97,16 @@ fn a_sentinel_goes_when_nothing_depends_on_it() {
     let mut node = node();
     node.answer("p1", "example.com", &[ADDRESS], 3600);
     node.remove_interface("p1");
-    assert_eq!((node.sentinels.len(), node.switch.len()), (1, 0));
+    assert_eq!((node.sentinels.len(), node.own()), (3, 0));
     node.pass(COMPARE_INTERVAL);
+    assert_eq!(node.sentinels.len(), 2);
+    // The group stays for a while, and so does the end of its tags.
+    node.pass(GROUP_STAYS + GROUP_RESTS + 3 * COMPARE_INTERVAL);
     assert_eq!(node.sentinels.len(), 0);
     // And comes when something does again.
     node.add_pod_as("p1", 5, "uid-2", RowId::new(0x999));
     node.answer("p1", "example.com", &[ADDRESS], 3600);
-    assert_eq!((node.sentinels.len(), node.switch.len()), (1, 1));
+    assert_eq!((node.sentinels.len(), node.own()), (3, 1));
 }
 
 #[test]
@@ -113,7 +134,7 @@ fn after_a_restart_sentinels_have_the_time_that_flows_are_kept_now() {
     assert!(written.iter().any(is_added), "{written:?}");
     after.log.clear();
     // Renewed at once and after each third of a minute, and written no second time.
-    let renewed = [(10, 1), (9, 0), (2, 1)];
+    let renewed = [(10, 3), (9, 0), (2, 3)];
     for (seconds, times) in renewed {
         after.pass(Duration::from_secs(seconds));
         let renewals = changes(&mut after);

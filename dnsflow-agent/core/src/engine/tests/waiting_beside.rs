@@ -73,7 +73,7 @@ fn what_an_edit_closes_does_not_wait_because_a_port_with_the_same_address_goes()
         let told = addresses(name * 256, 256);
         node.answer("p1", &format!("n{name}.example.com"), &told, 600);
     }
-    assert_eq!(node.open().len(), 2 * 512);
+    assert_eq!(node.own(), 2 * 512);
     node.waiting = Some(VecDeque::new());
     node.give(Input::Sb(SbUpdate {
         port_bindings: vec![(row, None)],
@@ -85,8 +85,10 @@ fn what_an_edit_closes_does_not_wait_because_a_port_with_the_same_address_goes()
     for _ in 0..sent {
         node.carry_out_next();
     }
+    // Both ports share the flow of the rule. Without it, tags do nothing.
     let of_one = |key: &&FlowKey| keys_of(key).is_some_and(|keys| keys.port == 5);
-    assert_eq!(node.of_rules().filter(of_one).count(), 0);
+    let tagged = node.of_addresses().filter(of_one).count();
+    assert!(tagged == 0 || node.of_rules().count() == 0, "{tagged}");
 }
 
 /// An address of a pod has ended, and its flow waits to be removed behind those of others. The address comes to be
@@ -161,7 +163,7 @@ fn groups_of_a_pod_that_goes_do_not_stand_before_what_opens_for_another() {
         node.batches();
         node.remove_interface("p1");
         node.pass(Duration::from_secs(60) + 20 * COMPARE_INTERVAL);
-        assert_eq!(node.switch.len(), 0);
+        assert_eq!((node.own(), node.of_rules().count()), (0, 0));
         let largest = node.batches().into_iter().map(|(_, changes)| changes.len());
         let largest = largest.max();
         assert!(largest <= Some(256), "{way:?}: {largest:?}");
@@ -363,7 +365,8 @@ fn denials_go_in_batches_as_other_answers_do() {
                 .iter()
                 .map(|(_, changes)| changes.len())
                 .sum::<usize>(),
-            1024
+            // One is of the rule.
+            1024 + 1
         );
         *batches = changed.len();
     }

@@ -730,7 +730,7 @@ impl Pairing {
         let sets = &mut self.rules.sets;
         for group in new.keys() {
             if !sets.contains_key(*group) {
-                let mut set = RuleSet::default();
+                let mut set = RuleSet::of(group);
                 set.set_dry_run(self.is_dry_run);
                 sets.insert((*group).to_owned(), set);
             }

@@ -113,6 +113,38 @@ impl Places {
         }
     }
 
+    /// A group to which the changes between these ends lead packets, if changes of its flows wait in the queue of a pod: they
+    /// come first.
+    pub(super) fn waiting_group_of(&self, ends: Ends) -> Option<Ends> {
+        let changes = &self.0.get(&ends)?.changes;
+        let mut groups = changes
+            .iter()
+            .filter_map(|waiting| group_of(&waiting.change));
+        groups.find(|group| self.owner(*group).is_some())
+    }
+
+    /// Whether the changes between these ends may go one after another: they add the flows of a group, and the flows by which
+    /// packets come to it follow, or they remove those of a group that is gone.
+    pub(super) fn may_be_divided(&self, ends: Ends) -> bool {
+        let changes = self.0.get(&ends).map(|place| &*place.changes);
+        let changes = changes.filter(|_| matches!(ends, Ends::Tagged { .. }));
+        changes.is_some_and(|changes| {
+            let mut changes = changes.iter();
+            let adds = |waiting: &Change| matches!(waiting.change, FlowChange::Add(..));
+            let first = changes.next().map(adds);
+            changes.all(|waiting| Some(adds(waiting)) == first)
+        })
+    }
+
+    /// Takes so many of the changes between these ends out: those of the rules that come first.
+    pub(super) fn take_some(&mut self, ends: Ends, most: usize) -> Vec<Change> {
+        let changes = self.0.get_mut(&ends).map(|place| &mut place.changes);
+        changes.map_or_else(Vec::new, |changes| {
+            let rest = changes.len().saturating_sub(most);
+            changes.drain(rest..).collect()
+        })
+    }
+
     /// Takes the changes between these ends out.
     pub(super) fn take(&mut self, ends: Ends) -> Vec<Change> {
         self.0.remove(&ends).unwrap_or_default().changes
@@ -120,7 +152,7 @@ impl Places {
 
     /// The change of this flow.
     pub(super) fn change_of(&self, key: &FlowKey) -> Option<&FlowChange> {
-        let changes = &self.0.get(&ends_of(key))?.changes;
+        let changes = &self.0.get(&key.matches.ends)?.changes;
         let at = changes.binary_search_by(|change| change.change.key().cmp(&Some(key)));
         Some(&changes[at.ok()?].change)
     }
@@ -129,6 +161,12 @@ impl Places {
     pub(super) fn there(&self) -> impl Iterator<Item = (u8, Cookie)> {
         let changes = self.0.values().flat_map(|place| &place.changes);
         changes.filter_map(|change| Some((change.change.key()?.table, change.there?)))
+    }
+
+    /// Whether some of the changes add flows.
+    pub(super) fn have_additions(&self) -> bool {
+        let mut changes = self.0.values().flat_map(|place| &place.changes);
+        changes.any(|waiting| matches!(waiting.change, FlowChange::Add(..)))
     }
 
     /// The ends between which one of these flows ends.
@@ -167,20 +205,17 @@ pub(super) fn put_before(before: Vec<Change>, changes: &mut Vec<FlowChange>, fro
     changes.splice(from..from, changes_of(before.into_values().collect()));
 }
 
-/// Whose packets the flow of a change is for, and where they go; `None` for a change of many flows. The two flows of a
-/// group, for packets that a load balancer sends elsewhere and for the others, have the same ends.
-pub(super) fn ends(change: &FlowChange) -> Option<Ends> {
-    change.key().map(ends_of)
+/// The flows of the group to which a change leads packets: what leads there comes behind them.
+pub(super) fn group_of(change: &FlowChange) -> Option<Ends> {
+    let FlowChange::Add(key, body) = change else {
+        return None;
+    };
+    let is_ipv6 = key.matches.ends.dst()?.is_ipv6();
+    let tag = body.cookie.tag()?;
+    Some(Ends::Tagged { tag, is_ipv6 })
 }
 
-/// The same of a flow.
-pub(super) fn ends_of(key: &FlowKey) -> Ends {
-    match key.matches.ends {
-        Ends::Group { src, mark, .. } => Ends::Group {
-            src,
-            mark,
-            is_untranslated: false,
-        },
-        ends @ Ends::Addresses(_) => ends,
-    }
+/// Whose packets the flow of a change is for, and where they go; `None` for a change of many flows.
+pub(super) fn ends(change: &FlowChange) -> Option<Ends> {
+    Some(change.key()?.matches.ends)
 }

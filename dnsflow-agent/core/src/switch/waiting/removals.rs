@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     io::input::BatchId,
-    values::flow::{Addresses, Ends, FlowChange, FlowKey, Masked},
+    values::flow::{Addresses, Ends, FlowChange, FlowKey},
 };
 
 /// The ends between which flows only end, in the queue of no pod; and the removals that the switch has not confirmed.
@@ -68,6 +68,11 @@ impl Removals {
         self.last = last_of(ends);
     }
 
+    /// So many of the removals between the ends whose turn it is go, and the others have the next turn.
+    pub(super) fn take_some(&mut self, removals: usize) {
+        self.count -= removals;
+    }
+
     /// A part goes in this batch.
     pub(super) fn sent(&mut self, batch: BatchId, part: &[FlowChange]) {
         let keys = part.iter().filter_map(FlowChange::key);
@@ -101,21 +106,15 @@ impl Removals {
     }
 }
 
-/// The last ends of the same kind and the same address of a pod, in their order.
+/// The last ends of the same address of a pod, in their order; other ends are alone.
 fn last_of(ends: Ends) -> Option<Ends> {
-    match ends {
-        Ends::Addresses(addresses) => {
-            let src = addresses.src();
-            let last = match src {
-                IpAddr::V4(_) => Ipv4Addr::BROADCAST.into(),
-                IpAddr::V6(_) => Ipv6Addr::from_bits(u128::MAX).into(),
-            };
-            Addresses::between(src, last).map(Ends::Addresses)
-        }
-        Ends::Group { src, .. } => Some(Ends::Group {
-            src,
-            mark: Masked::new(u32::MAX, u32::MAX),
-            is_untranslated: true,
-        }),
-    }
+    let Ends::Addresses(addresses) = ends else {
+        return Some(ends);
+    };
+    let src = addresses.src();
+    let last = match src {
+        IpAddr::V4(_) => Ipv4Addr::BROADCAST.into(),
+        IpAddr::V6(_) => Ipv6Addr::from_bits(u128::MAX).into(),
+    };
+    Addresses::between(src, last).map(Ends::Addresses)
 }

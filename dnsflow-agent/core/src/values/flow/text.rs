@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Action, Addresses, Ends, FlowBody, FlowKey, InstalledFlow, Masked, Match};
+use super::{Action, Addresses, Ends, FlowBody, FlowKey, InstalledFlow, Masked, Match, Tag};
 
 /// A flow that was found in the switch, with its cookie, the packets that it has matched, and its match.
 pub fn installed(flow: &InstalledFlow) -> String {
@@ -53,41 +53,41 @@ fn write_match(text: &mut String, matches: &Match) {
         ends,
         transport,
     } = matches;
-    let protocol = transport.map(|transport| transport.protocol);
-    let (protocol, version) = match (protocol, ends.src().is_ipv6()) {
-        (None, false) => ("ip", ""),
-        (None, true) => ("ipv6", ""),
-        (Some(protocol), false) => (protocol.name(), ""),
-        (Some(protocol), true) => (protocol.name(), "6"),
-    };
     // ovs-ofctl writes these before the protocol.
-    if let Ends::Group {
-        mark,
-        is_untranslated,
-        ..
-    } = ends
-    {
-        let state = if *is_untranslated {
-            ",ct_state=-dnat"
-        } else {
-            ""
-        };
-        let _ = write!(text, ",pkt_mark={}{state}", masked(*mark));
-    }
-    let _ = write!(text, ",{protocol}{version}");
+    let _ = match ends {
+        Ends::Untranslated => write!(text, ",ct_state=-dnat"),
+        Ends::Marked { bit } => write!(text, ",pkt_mark={bit:#x}/{bit:#x}"),
+        Ends::Addresses(_) | Ends::Tagged { .. } | Ends::AnyTag => Ok(()),
+    };
+    let protocol = transport.map(|transport| transport.protocol);
+    let is_ipv6 = match ends {
+        Ends::Addresses(addresses) => Some(addresses.src().is_ipv6()),
+        Ends::Tagged { is_ipv6, .. } => Some(*is_ipv6),
+        Ends::Untranslated | Ends::AnyTag | Ends::Marked { .. } => None,
+    };
+    let _ = match (protocol, is_ipv6) {
+        (_, None) => Ok(()),
+        (None, Some(false)) => write!(text, ",ip"),
+        (None, Some(true)) => write!(text, ",ipv6"),
+        (Some(protocol), Some(false)) => write!(text, ",{}", protocol.name()),
+        (Some(protocol), Some(true)) => write!(text, ",{}6", protocol.name()),
+    };
     for (register, bits) in registers.iter() {
         let _ = write!(text, ",reg{register}={}", masked(*bits));
     }
+    let _ = match ends {
+        Ends::Addresses(_) | Ends::Untranslated => write!(text, ",tun_id=0"),
+        Ends::Tagged { tag, .. } => write!(text, ",tun_id={:#x}", tag.bits()),
+        Ends::AnyTag => write!(text, ",tun_id={0:#x}/{0:#x}", Tag::GUARD),
+        Ends::Marked { .. } => Ok(()),
+    };
     let _ = write!(text, ",metadata={metadata:#x}");
     let _ = match ends {
         Ends::Addresses(Addresses::V4 { src, dst }) => write!(text, ",nw_src={src},nw_dst={dst}"),
         Ends::Addresses(Addresses::V6 { src, dst }) => {
             write!(text, ",ipv6_src={src},ipv6_dst={dst}")
         }
-        Ends::Group { src, .. } => {
-            let field = if src.is_ipv6() { "ipv6_src" } else { "nw_src" };
-            write!(text, ",{field}={src}")
-        }
+        Ends::Tagged { .. } | Ends::Untranslated | Ends::AnyTag | Ends::Marked { .. } => Ok(()),
     };
     if let Some(port) = transport.and_then(|transport| transport.port) {
         let _ = write!(text, ",tp_dst={port}");
@@ -100,6 +100,12 @@ fn write_action(text: &mut String, action: &Action) {
             write!(text, "set_field:{}->reg{register}", masked(*bits))
         }
         Action::SetMark(bits) => write!(text, "set_field:{}->pkt_mark", masked(*bits)),
+        Action::SetTunnel(key) => write!(text, "set_field:{}->tun_id", hexadecimal(*key)),
+        Action::MoveMark { mask } => {
+            let (first, count) = (mask.trailing_zeros(), mask.count_ones());
+            let (from, to) = (bits(first, count, u32::BITS), bits(0, count, u64::BITS));
+            write!(text, "move:NXM_NX_PKT_MARK{from}->NXM_NX_TUN_ID{to}")
+        }
         Action::Resubmit { table } => write!(text, "resubmit(,{table})"),
         Action::Copied(bytes) => write!(text, "<{} bytes as in OVN's own flow>", bytes.len()),
         Action::DeleteLearned(sentinel) => write!(
@@ -109,6 +115,15 @@ fn write_action(text: &mut String, action: &Action) {
             sentinel.cookie.bits()
         ),
     };
+}
+
+/// So many bits of a field of this width (`mf_format_subfield` in Open vSwitch's lib/meta-flow.c).
+fn bits(first: u32, count: u32, width: u32) -> String {
+    match count {
+        1 => format!("[{first}]"),
+        _ if count == width => "[]".to_owned(),
+        _ => format!("[{first}..{}]", first + count - 1),
+    }
 }
 
 fn masked(bits: Masked) -> String {
