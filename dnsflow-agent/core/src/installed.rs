@@ -495,12 +495,13 @@ impl Installed {
         mark == Some(found.mark) && found.until > now && self.may_get_mark(place, groups, now)
     }
 
-    /// The kernel has a mark that stands for the tag of an address with flows: these end.
-    pub(crate) fn go_over(&mut self, place: Place, found: &MarkFound, batch: &mut Batch) {
+    /// The kernel has a mark that stands for the tag of an address with flows: these end. Since the mark was set, the address
+    /// may have got a later end, or the mark may have been removed, so the kernel is told again.
+    pub(crate) fn go_over(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
         if let Self::ByFlows(tagged) = self {
             tagged.flows.close(place.address.into(), batch);
             let mut marked = Marked::new(tagged.tag, batch.now());
-            marked.until = Some(found.until);
+            marked.set(place, groups, batch);
             *self = Self::Marked(marked);
         }
     }

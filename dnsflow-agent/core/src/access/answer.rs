@@ -23,7 +23,7 @@ use crate::{
         firewall::RuleAction,
         flow::{Addresses, Ends, Tag},
         ids::PortId,
-        limits::{LEFT_OUT_NAMED_MAX, Limit, NAMES_PER_ADDRESS_MAX},
+        limits::{CHANGES_UNDER_WAY_MAX, LEFT_OUT_NAMED_MAX, Limit, NAMES_PER_ADDRESS_MAX},
         name::DomainName,
         resolver::ServerId,
     },
@@ -344,6 +344,11 @@ impl Access<'_> {
                 further + groups.flows(tag).map_or(0, Flows::len)
             });
             let at = |(address, _): &(IpAddr, Duration)| {
+                let entry = self.cache.entry(recipient.port, *address);
+                if entry.is_some_and(|entry| entry.fit == Fit::Cut) {
+                    // There may be room for a group of any size.
+                    return CHANGES_UNDER_WAY_MAX + 1;
+                }
                 let sources = row.addresses.iter();
                 let ends = sources.filter_map(|source| Addresses::between(*source, *address));
                 let waiting: usize = ends.map(|ends| waiting(Ends::Addresses(ends))).sum();

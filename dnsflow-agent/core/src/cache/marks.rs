@@ -131,7 +131,7 @@ impl Cache {
             .may_go_over(place, found, groups, batch.now())
         {
             self.ports.enforce(key, |entry, place| {
-                entry.installed.go_over(place, found, batch);
+                entry.installed.go_over(place, groups, batch);
             });
         }
         let entry = self.ports.entry_mut(key)?;

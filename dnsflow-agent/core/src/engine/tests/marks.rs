@@ -278,6 +278,28 @@ fn an_address_whose_mark_is_refused_gets_flows() {
 }
 
 #[test]
+fn a_mark_in_place_of_flows_has_the_term_of_the_address() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 3600);
+    node.refuses_marks = true;
+    node.answer("p1", "www.example.com", &[OTHER], 300);
+    node.refuses_marks = false;
+    let place = (ifindex(&node), OTHER.into());
+    while !node.marks.contains_key(&place) {
+        node.pass(Duration::from_secs(1));
+    }
+    assert_eq!(node.own(), 1, "the flow is there until a reading");
+    node.answer("p1", "www.example.com", &[OTHER], 3600);
+    node.pass(2 * COMPARE_INTERVAL);
+    assert_eq!(node.own(), 0);
+    for _ in 0..100 {
+        node.pass(Duration::from_secs(10));
+        let (_, until, _) = node.marks[&place];
+        assert!(until > node.now);
+    }
+}
+
+#[test]
 fn a_mark_that_is_there_can_be_another_although_marks_are_refused() {
     let mut node = node();
     node.answer("p1", "www.example.com", &[ADDRESS], 600);

@@ -179,8 +179,8 @@ impl Scopes {
     }
 
     /// Whether groups of a scope may have so many flows more. Those with several patterns (`are_several`) have a room of
-    /// their own, half as large as that of those with one. Groups that no address has take no room from these, up to a limit
-    /// of all. A scope with many leaves the last quarter of the node's room to others.
+    /// their own, half as large as that of those with one. Groups that no address has take no room from these, but as much
+    /// again at most. A scope with many leaves the last quarter of the node's room to others.
     pub(super) fn has_room(&self, number: u16, further: usize, are_several: bool) -> bool {
         let Some(scope) = self.get(number) else {
             return false;
@@ -193,7 +193,7 @@ impl Scopes {
         let is_fair = || of_scope <= GROUP_FLOWS_MAX / 4 / self.scopes.len().max(1);
         let are_few = self.flows + further <= GROUP_FLOWS_MAX / 4 * 3;
         flows.all - flows.unused + further <= max
-            && of_scope <= 2 * GROUP_FLOWS_PER_SCOPE_MAX
+            && flows.all + further <= 2 * max
             && (are_few || is_fair())
     }
 
