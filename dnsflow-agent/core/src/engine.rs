@@ -511,6 +511,8 @@ impl Engine {
         self.out.begin(now);
         self.switch
             .flush_openings(self.told.plans.planner(), &mut self.out);
+        let moved = self.switch.take_moved();
+        self.access().0.go_in(moved);
         let left_out = self.switch.take_left_out();
         if !left_out.is_empty() {
             self.hold.waits_over(left_out, now);
@@ -1157,6 +1159,7 @@ impl Engine {
         let (mut access, switch, out) = self.access();
         access.report_cut_plans(out);
         switch.restore_lost(&mut access, out);
+        access.go_in(switch.take_moved());
         if let Some(batches) = self.switch.settled() {
             self.hold.compared(&batches, now);
             self.record_rules();

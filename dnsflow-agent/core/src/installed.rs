@@ -462,12 +462,11 @@ impl Installed {
             && groups.is_in_force_at(place.port, tagged.tag)
     }
 
-    /// An address with flows gets a mark beside them, if it may have one. A reading that finds the mark ends the flows.
-    /// Returns whether the kernel is told.
+    /// An address with flows gets a mark beside them, if it may have one. A reading that finds the mark ends the flows; one
+    /// that does not find it sets it again. Returns whether the kernel is told.
     pub(crate) fn mark_beside(&mut self, place: Place, groups: &Groups, batch: &mut Batch) -> bool {
         if self.may_get_mark(place, groups, batch.now())
             && let Self::ByFlows(tagged) = self
-            && !tagged.may_be_marked
             && let (Some(ifindex), Some(mark)) =
                 (groups.interface(place.port), groups.mark(tagged.tag))
         {

@@ -913,6 +913,7 @@ impl Switch {
         self.sentinels.disconnected();
         self.monitored.clear();
         self.openings = None;
+        self.moved.clear();
         self.pending.clear();
         self.incomplete.clear();
         self.refused = RefusedBatches::default();

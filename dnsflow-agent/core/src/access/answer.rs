@@ -317,7 +317,12 @@ impl Access<'_> {
                 let patterns = Patterns::of(&sets, (is_ipv6, false), &recipient.matched);
                 let patterns = patterns.filter(|_| is_there);
                 patterns.map_or(0, |patterns| match groups.of(recipient.port, &patterns) {
-                    Some(tag) => waiting(Ends::Tagged { tag, is_ipv6 }),
+                    Some(tag) => {
+                        let flows = groups.flows(tag).filter(|flows| {
+                            flows.is_lost() || matches!(flows.written, Written::Unsent { .. })
+                        });
+                        waiting(Ends::Tagged { tag, is_ipv6 }) + flows.map_or(0, Flows::len)
+                    }
                     None => of_rules[usize::from(is_ipv6)],
                 })
             };
@@ -528,7 +533,8 @@ impl Access<'_> {
             }
             let mut changes = batch.cost().since(before);
             // The search for room costs time, too.
-            changes.flows = changes.flows.max(usize::from(looks_for_room));
+            let is_cut = looks_for_room || enforced.fit == Fit::Cut;
+            changes.flows = changes.flows.max(usize::from(is_cut));
             match is_denied {
                 true => self.budget.spend_denied(asked.asker, changes, now),
                 false => self.budget.spend(asked.asker, changes, now),

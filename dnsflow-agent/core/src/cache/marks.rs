@@ -126,9 +126,11 @@ impl Cache {
         let groups = &mut self.groups;
         let entry = self.ports.entry_mut(key)?;
         let place = entry.place(key);
-        if entry
-            .installed
-            .may_go_over(place, found, groups, batch.now())
+        // Only a batch that is sent ends the flows.
+        if batch.id().is_some()
+            && entry
+                .installed
+                .may_go_over(place, found, groups, batch.now())
         {
             self.ports.enforce(key, |entry, place| {
                 entry.installed.go_over(place, groups, batch);

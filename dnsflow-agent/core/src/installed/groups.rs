@@ -30,7 +30,7 @@ use crate::{
     values::{
         flow::{Ends, FlowKey, Tag, Target},
         ids::PortId,
-        limits::{GROUP_STAYS, MARKS_REFUSED, SWEPT_MAX},
+        limits::{GROUP_STAYS, MARKS_REFUSED, NO_ROOM_MAX, NO_ROOM_STAYS, SWEPT_MAX},
     },
 };
 
@@ -64,6 +64,7 @@ pub(crate) struct Groups {
     out_of_force: NotInForce,
     /// Addresses without a name that flows of an earlier run deny: a mark would come behind these.
     denied: BTreeSet<(PortId, IpAddr)>,
+    no_room: NoRoom,
     /// The changes for the journal.
     changed: Vec<ChangedGroup>,
 }
@@ -75,6 +76,33 @@ pub(crate) struct NotInForce {
     pub(crate) groups: BTreeSet<Tag>,
     /// The ports.
     pub(crate) ports: BTreeSet<PortId>,
+}
+
+/// Patterns for which there was no room lately. To find that out takes long, and many addresses may have them.
+#[derive(Debug, Default)]
+struct NoRoom {
+    since: Timestamp,
+    /// By scope and patterns: the group that their addresses have in its place, if they have one.
+    lately: HashMap<(u16, Patterns), Option<Tag>>,
+}
+
+impl NoRoom {
+    fn get(&mut self, scope: u16, patterns: &Patterns, now: Timestamp) -> Option<Option<Tag>> {
+        if self.since + NO_ROOM_STAYS <= now {
+            self.since = now;
+            self.lately.clear();
+        }
+        if self.lately.is_empty() {
+            return None;
+        }
+        self.lately.get(&(scope, patterns.clone())).copied()
+    }
+
+    fn note(&mut self, scope: u16, patterns: &Patterns, tag: Option<Tag>) {
+        if self.lately.len() < NO_ROOM_MAX {
+            self.lately.insert((scope, patterns.clone()), tag);
+        }
+    }
 }
 
 /// A group that is new, or without one, a tag that has none any more.
@@ -209,6 +237,7 @@ impl Groups {
             refused_until: None,
             out_of_force: NotInForce::default(),
             denied: BTreeSet::new(),
+            no_room: NoRoom::default(),
             changed: Vec::new(),
         }
     }
@@ -416,24 +445,10 @@ impl Groups {
             false => NoGroup::BeforeComparison,
         })?;
         let sets = tagging.facts.sets;
-        let exact = match patterns.are_too_many() {
-            true => Err(NoGroup::NoRoom),
-            false => self.group(scope, patterns, tagging, batch),
-        };
-        let fitting = match exact {
-            Ok(tag) => Ok((tag, Fit::Exact)),
-            Err(NoGroup::NoRoom) => {
-                // What a rule denies is closed, and a name of others takes nothing from the name whose rule is the first.
-                let tag = match patterns.denying(sets) {
-                    Some(_) => Ok(self.closed_group(scope, patterns.is_ipv6, tagging, batch)),
-                    None => {
-                        let first = patterns.of_first(sets).ok_or(NoGroup::NoRoom)?;
-                        self.group(scope, &first, tagging, batch)
-                    }
-                };
-                tag.map(|tag| (tag, Fit::Cut))
-            }
-            Err(error) => Err(error),
+        let fitting = match self.no_room.get(scope, patterns, batch.now()) {
+            Some(Some(tag)) if self.groups.contains_key(&tag) => Ok((tag, Fit::Cut)),
+            Some(None) => Err(NoGroup::NoRoom),
+            Some(Some(_)) | None => self.fitting(scope, patterns, tagging, batch),
         };
         let (tag, fit) = match fitting {
             Err(NoGroup::BeforeComparison) => {
@@ -462,6 +477,36 @@ impl Groups {
             group.addresses += 1;
         }
         Ok(taken)
+    }
+
+    /// The group of these patterns, or the one that their addresses have if there is no room.
+    fn fitting(
+        &mut self,
+        scope: u16,
+        patterns: &Patterns,
+        tagging: &mut Tagging<'_>,
+        batch: &mut Batch,
+    ) -> Result<(Tag, Fit), NoGroup> {
+        let sets = tagging.facts.sets;
+        if !patterns.are_too_many() {
+            match self.group(scope, patterns, tagging, batch) {
+                Ok(tag) => return Ok((tag, Fit::Exact)),
+                Err(NoGroup::NoRoom) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        // What a rule denies is closed, and a name of others takes nothing from the name whose rule is the first.
+        let tag = match patterns.denying(sets) {
+            Some(_) => Ok(self.closed_group(scope, patterns.is_ipv6, tagging, batch)),
+            None => match patterns.of_first(sets) {
+                Some(first) => self.group(scope, &first, tagging, batch),
+                None => Err(NoGroup::NoRoom),
+            },
+        };
+        if matches!(tag, Ok(_) | Err(NoGroup::NoRoom)) {
+            self.no_room.note(scope, patterns, tag.ok());
+        }
+        Ok((tag?, Fit::Cut))
     }
 
     /// Whether the group denies what the rules of these patterns deny, of which those are that deny, and no other pod's
@@ -643,6 +688,7 @@ impl Groups {
         names: Option<&ChangedNames>,
         batch: &mut Batch,
     ) -> BTreeSet<Tag> {
+        self.no_room = NoRoom::default();
         let mut following = BTreeSet::new();
         let of_scope = Tag::new(scope, 0)..=Tag::new(scope, Tag::NUMBER_MAX);
         let mut changes = Vec::new();

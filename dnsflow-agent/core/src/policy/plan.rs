@@ -1,7 +1,7 @@
 //! The flows of groups, and those by which packets get their tags.
 //!
 //! The flows of a group are a function of its patterns and of the rules ([`Planner::of_group`]). Those of an address are
-//! a function of its port and of the tag ([`Planner::of_tag`]). Nothing remembers how a flow came about: when a rule
+//! a function of its port and of the tag (`Planner::of_tag`). Nothing remembers how a flow came about: when a rule
 //! changes, the new plan is compared with the old one.
 
 mod patterns;

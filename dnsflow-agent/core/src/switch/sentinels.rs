@@ -27,8 +27,8 @@ pub(super) struct Sentinels {
     keep_flows_s: u16,
     /// When they are renewed next.
     renew_at: Option<Timestamp>,
-    /// The last one that was renewed, until all are.
-    renewed: Option<Sentinel>,
+    /// When the present round of renewals began, and the last one that was renewed.
+    round: Option<(Timestamp, Sentinel)>,
 }
 
 impl Sentinels {
@@ -38,7 +38,7 @@ impl Sentinels {
             found: BTreeMap::new(),
             keep_flows_s,
             renew_at: None,
-            renewed: None,
+            round: None,
         }
     }
 
@@ -75,6 +75,7 @@ impl Sentinels {
     /// Those of an earlier run may be about to time out.
     pub(super) fn renew_at(&mut self, at: Timestamp) {
         self.renew_at = Some(at);
+        self.round = None;
     }
 
     /// Restarts the hard timeouts, if that is due: of some at a time, as openings would wait behind all of them.
@@ -84,16 +85,18 @@ impl Sentinels {
         now: Timestamp,
     ) -> Option<Vec<FlowChange>> {
         self.renew_at.take_if(|at| *at <= now)?;
-        let behind = self.renewed.map_or(Unbounded, Excluded);
+        let (began, behind) = match self.round {
+            Some((began, last)) => (began, Excluded(last)),
+            None => (now, Unbounded),
+        };
         let rest = self.there.range((behind, Unbounded));
         let part: Vec<&Sentinel> = rest.take(CHANGES_UNDER_WAY_MAX).collect();
-        self.renewed = part
-            .last()
-            .filter(|_| part.len() == CHANGES_UNDER_WAY_MAX)
-            .map(|last| **last);
-        self.renew_at = Some(match self.renewed {
+        let last = part.last().map(|last| **last);
+        let last = last.filter(|_| part.len() == CHANGES_UNDER_WAY_MAX);
+        self.round = last.map(|last| (began, last));
+        self.renew_at = Some(match self.round {
             Some(_) => now + RENEW_PAUSE,
-            None => now + self.interval(),
+            None => began + self.interval(),
         });
         let bodies = part.into_iter();
         let bodies = bodies.map(|sentinel| planner.sentinel_body(*sentinel, self.keep_flows_s));
@@ -152,7 +155,10 @@ impl Sentinels {
         let found = std::mem::take(&mut self.found);
         let needed = planner.sentinels();
         for (sentinel, (cookie, _)) in &found {
-            if !needed.contains(sentinel) && !stay.contains(sentinel) {
+            if stay.contains(sentinel) {
+                // It is renewed like the others.
+                self.there.insert(*sentinel);
+            } else if !needed.contains(sentinel) {
                 self.there.remove(sentinel);
                 batch.extend([FlowChange::Delete(sentinel.key(), Some(*cookie))]);
             }

@@ -196,11 +196,14 @@ impl Waiting {
         }
     }
 
-    /// Takes the changes of addresses out, from index `from` on.
+    /// Takes the changes of addresses out, from index `from` on, but for addresses that change before: those keep their order.
     pub(super) fn ending(changes: &mut Vec<FlowChange>, from: usize) -> Vec<FlowChange> {
-        let is_of_address =
-            |change: &mut FlowChange| matches!(ends(change), Some(Ends::Addresses(_)));
-        changes.extract_if(from.., is_of_address).collect()
+        let before: HashSet<Ends> = changes[..from].iter().filter_map(ends).collect();
+        let may_wait = |change: &mut FlowChange| {
+            ends(change)
+                .is_some_and(|ends| matches!(ends, Ends::Addresses(_)) && !before.contains(&ends))
+        };
+        changes.extract_if(from.., may_wait).collect()
     }
 
     /// Has these changes wait, each of which takes away what an address had of names that have ended. Returns those for

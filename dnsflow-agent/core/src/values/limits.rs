@@ -225,7 +225,8 @@ pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 /// Flows of ours in the switch that no cache entry has, looked at in one comparison. There are many only
 /// once, after a restart without a journal; the next comparison takes the rest.
 pub const UNKNOWN_MAX: usize = 1 << 17;
-/// Those of them that are no address's: as many as the groups of one namespace may have, whose rules are gone.
+/// Those of them that are no address's: as many as the groups of one namespace with one pattern each may have, whose rules
+/// are gone.
 pub const UNKNOWN_OF_GROUPS_MAX: usize = UNKNOWN_MAX / 4;
 /// The journal has the end of a name to so many seconds: a name that is told again and again is recorded as often. After
 /// a restart, it ends earlier by as much at most.
@@ -380,6 +381,10 @@ pub const GROUP_NAMES_PER_SCOPE_MAX: usize = 1 << 20;
 pub const GROUP_FLOWS_MAX: usize = 1 << 19;
 /// Patterns of one group. An address with more has none of its own.
 pub const PATTERNS_MAX: usize = 64;
+/// For so long, no room is looked for again for the same patterns …
+pub(crate) const NO_ROOM_STAYS: Duration = Duration::from_secs(1);
+/// … which are so many at most.
+pub(crate) const NO_ROOM_MAX: usize = 64;
 /// Classes of names of one port whose addresses the kernel opens, with the elements that rest. Beyond, the agent opens
 /// them.
 pub(crate) const CLASSES_PER_PORT_MAX: usize = 256;

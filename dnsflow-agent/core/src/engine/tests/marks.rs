@@ -268,8 +268,11 @@ fn an_address_whose_mark_is_refused_gets_flows() {
         "that is what the comparison wants, too"
     );
     // After a while, the kernel may have room.
-    node.refuses_marks = false;
     node.pass(MARKS_REFUSED);
+    assert!(node.engine.counters().marks_refused > 1);
+    assert_eq!((open(&node), node.own()), ((1, 3), 2));
+    node.refuses_marks = false;
+    node.pass(MARKS_REFUSED + 2 * COMPARE_INTERVAL);
     node.answer("p1", "www.example.com", &[[203, 0, 113, 4]], 600);
     assert_eq!((open(&node), node.own()), ((4, 4), 0));
     node.set_firewall(&[deny_all()]);

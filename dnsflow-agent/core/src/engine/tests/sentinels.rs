@@ -143,3 +143,25 @@ fn after_a_restart_sentinels_have_the_time_that_flows_are_kept_now() {
         assert_eq!(renewals.len(), times, "after {seconds} s");
     }
 }
+
+/// A start without a journal keeps flows that deny, whatever gave their packets the tag.
+#[test]
+fn the_sentinel_of_a_denial_that_nobody_knows_is_renewed() {
+    let rules = [deny("bad.test"), allow("example.com")];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "bad.test", &[ADDRESS], 3600);
+    let mut after =
+        restart::after_restart_with(&mut before, &Saved::default(), &rules, Config::default());
+    let of_address = |key: &&FlowKey| key.matches.ends.dst() == Some(ADDRESS.into());
+    let (key, cookie) = {
+        let key = after.switch.keys().find(of_address).expect("it stays");
+        (key.clone(), after.switch[key].0)
+    };
+    after.pass(COMPARE_INTERVAL);
+    after.log.clear();
+    after.pass(Duration::from_secs(KEEP_FLOWS_S.into()) / 3);
+    let body = sentinel_of(&key, cookie);
+    let renewals = changes(&mut after);
+    let is_of_flow = |change: &FlowChange| matches!(change, FlowChange::Renew(renewed) if after.sentinels.get(&body) == Some(&renewed.cookie));
+    assert!(renewals.iter().any(is_of_flow), "{renewals:?}");
+}
