@@ -467,15 +467,8 @@ impl Installed {
     pub(crate) fn mark_beside(&mut self, place: Place, groups: &Groups, batch: &mut Batch) -> bool {
         if self.may_get_mark(place, groups, batch.now())
             && let Self::ByFlows(tagged) = self
-            && let (Some(ifindex), Some(mark)) =
-                (groups.interface(place.port), groups.mark(tagged.tag))
+            && set_mark(place, tagged.tag, groups, batch)
         {
-            batch.mark(MarkChange::Set {
-                ifindex,
-                address: place.address,
-                mark,
-                until: place.until,
-            });
             tagged.may_be_marked = true;
             return true;
         }
@@ -490,8 +483,8 @@ impl Installed {
         groups: &Groups,
         now: Timestamp,
     ) -> bool {
-        let mark = self.tag().and_then(|tag| groups.mark(tag));
-        mark == Some(found.mark) && found.until > now && self.may_get_mark(place, groups, now)
+        let mark = || self.tag().and_then(|tag| groups.mark(tag));
+        self.may_get_mark(place, groups, now) && found.until > now && mark() == Some(found.mark)
     }
 
     /// The kernel has a mark that stands for the tag of an address with flows: these end. Since the mark was set, the address
@@ -676,26 +669,27 @@ impl Marked {
 
     /// Tells the kernel of the tag, or does so as soon as the flows are in force.
     fn set(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
-        let now = batch.now();
-        let Place {
-            port,
-            address,
-            until,
-            ..
-        } = place;
-        if groups.is_ready(self.tag, (port, address))
-            && let (Some(ifindex), Some(mark)) = (groups.interface(port), groups.mark(self.tag))
+        if groups.is_ready(self.tag, (place.port, place.address))
+            && set_mark(place, self.tag, groups, batch)
         {
-            batch.mark(MarkChange::Set {
-                ifindex,
-                address,
-                mark,
-                until,
-            });
-            (self.until, self.told) = (Some(until), self.tag);
-            self.set_at = now;
+            (self.until, self.told) = (Some(place.until), self.tag);
+            self.set_at = batch.now();
         }
     }
+}
+
+/// Tells the kernel the mark that stands for the tag of an address. Returns whether there is one.
+fn set_mark(place: Place, tag: Tag, groups: &Groups, batch: &mut Batch) -> bool {
+    let Some((ifindex, mark)) = groups.interface(place.port).zip(groups.mark(tag)) else {
+        return false;
+    };
+    batch.mark(MarkChange::Set {
+        ifindex,
+        address: place.address,
+        mark,
+        until: place.until,
+    });
+    true
 }
 
 /// Takes the mark of an address from the kernel.

@@ -466,10 +466,10 @@ impl Access<'_> {
             let is_news = self.learn(resolution, batch, out);
             let gave_way = names(self.cache) <= names_before;
             let cache = &mut *self.cache;
-            let has_budget_left = self.budget.has_left(asked.asker, now);
-            let looks_for_room = cache.may_have_room(id, *address) && has_budget_left;
+            let has_budget_left = || self.budget.has_left(asked.asker, now);
+            let looks_for_room = cache.may_have_room(id, *address) && has_budget_left();
             let is_again = cache.is_lost(id, *address) || is_unplanned || looks_for_room;
-            let lacks_flows = cache.lacks_flows(id, *address) && has_budget_left;
+            let lacks_flows = cache.lacks_flows(id, *address) && has_budget_left();
             // Over budget, a name that will be denied is remembered, and opens nothing before an answer of later.
             if is_over_budget {
                 cache.note_unplanned(id, *address, true);

@@ -132,11 +132,12 @@ impl Cache {
                 .installed
                 .may_go_over(place, found, groups, batch.now())
         {
-            self.ports.enforce(key, |entry, place| {
+            return self.ports.enforce(key, |entry, place| {
                 entry.installed.go_over(place, groups, batch);
+                let installed = &mut entry.installed;
+                installed.read((port, found), reading, is_confirmed, groups)
             });
         }
-        let entry = self.ports.entry_mut(key)?;
         let read = entry
             .installed
             .read((port, found), reading, is_confirmed, groups)?;

@@ -524,7 +524,7 @@ impl Switch {
         let groups = access.cache.groups();
         self.put_off(&mut batch, |key| !groups.are_of_group(key));
         // Behind the groups that are new.
-        batch.extend(self.waiting.put_off_ending(ending));
+        batch.extend(self.waiting.have_wait(ending));
         // Flows that wait to be removed keep theirs, and so do those that were not looked at.
         stay.extend(self.waiting.sentinels());
         if is_cut || self.waiting.may_replace() {

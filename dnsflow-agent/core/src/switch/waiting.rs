@@ -188,15 +188,11 @@ impl Waiting {
             FlowChange::Add(..) | FlowChange::Renew(_) => false,
         };
         let put_off: Vec<FlowChange> = changes.extract_if(.., may_wait).collect();
-        for removal in put_off {
-            match ends(&removal) {
-                Some(ends) if self.has_room_for(ends) => self.remove(ends, removal),
-                _ => changes.push(removal),
-            }
-        }
+        changes.extend(self.have_wait(put_off));
     }
 
-    /// Takes the changes of addresses out, from index `from` on, but for addresses that change before: those keep their order.
+    /// Takes the changes of addresses out that take away what these had of names that have ended, from index `from` on, but
+    /// for addresses that change before: those keep their order.
     pub(super) fn ending(changes: &mut Vec<FlowChange>, from: usize) -> Vec<FlowChange> {
         let before: HashSet<Ends> = changes[..from].iter().filter_map(ends).collect();
         let may_wait = |change: &mut FlowChange| {
@@ -206,11 +202,10 @@ impl Waiting {
         changes.extract_if(from.., may_wait).collect()
     }
 
-    /// Has these changes wait, each of which takes away what an address had of names that have ended. Returns those for
-    /// which there is no room.
-    pub(super) fn put_off_ending(&mut self, ending: Vec<FlowChange>) -> Vec<FlowChange> {
+    /// Has changes wait that only take away. Returns those for which there is no room.
+    pub(super) fn have_wait(&mut self, changes: Vec<FlowChange>) -> Vec<FlowChange> {
         let mut beyond = Vec::new();
-        for change in ending {
+        for change in changes {
             match ends(&change) {
                 Some(ends) if self.has_room_for(ends) => self.remove(ends, change),
                 _ => beyond.push(change),
@@ -343,13 +338,9 @@ impl Waiting {
 
     /// Whether a dump shows a flow only because a change of it waits, or its removal was under way.
     pub(super) fn explains(&self, key: &FlowKey, cookie: Cookie) -> bool {
-        self.removals.were_under_way(key)
-            || match self.places.change_of(key) {
-                // It takes the place of the flow.
-                Some(FlowChange::Add(..)) => true,
-                Some(FlowChange::Delete(_, of)) => of.is_none_or(|of| of == cookie),
-                Some(FlowChange::Renew(_)) | None => false,
-            }
+        let is_removal = |change: &FlowChange| matches!(change, FlowChange::Delete(_, of) if of.is_none_or(|of| of == cookie));
+        // What is written takes the place of the flow.
+        self.writes(key) || self.places.change_of(key).is_some_and(is_removal)
     }
 
     /// Whether a dump does not show a flow because a change that writes it waits, or was under way.
