@@ -237,6 +237,13 @@ impl Lab {
         lines[lines.len().saturating_sub(LINES)..].join("\n")
     }
 
+    /// The lines of a log that have this text.
+    pub fn log_lines_with(&self, file: &str, text: &str) -> String {
+        let log = self.log_text(file);
+        let lines = log.lines().filter(|line| line.contains(text));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
     fn log_text(&self, file: &str) -> String {
         fs::read_to_string(self.base().join("log").join(file)).unwrap_or_default()
     }

@@ -225,13 +225,23 @@ struct Cost {
     of_twin: Losses,
     /// What nobody explains.
     answers: usize,
-    first_packets: usize,
+    first_packets: Vec<Lost>,
     account: Account,
     stall: Duration,
     broken: bool,
     flows_deleted: bool,
     trespasses: usize,
     recovery: Duration,
+}
+
+/// A first packet that nobody explains, with times since the end of the gap, or of the fault where there was none.
+#[derive(Debug)]
+struct Lost {
+    address: Ipv4Addr,
+    #[expect(dead_code, reason = "for whom a failure tells it")]
+    asked_ms: i128,
+    #[expect(dead_code, reason = "for whom a failure tells it")]
+    ended_ms: i128,
 }
 
 impl fmt::Display for Cost {
@@ -253,10 +263,11 @@ impl fmt::Display for Cost {
         write!(
             f,
             "{what}: lost {of_pod}; of the loop {} of {} answers; without a firewall {of_twin}; unexplained {answers} \
-             answers, {first_packets} first packets, of which the agent gave {} back too early; download {stall:.0?}{}, \
+             answers, {} first packets, of which the agent gave {} back too early; download {stall:.0?}{}, \
              flows deleted {flows_deleted}, forbidden {trespasses}, well after {recovery:.1?}",
             of_one_name.unanswered,
             of_one_name.visits,
+            first_packets.len(),
             account.gave_up(),
             if *broken { " and broken" } else { "" }
         )
@@ -551,10 +562,15 @@ impl<'a> Scene<'a> {
         self.check_flows(what);
         self.check_forbidden(what, after.first().copied());
         let log = || {
+            let of_lost = cost.first_packets.iter().map(|lost| {
+                let address = format!("\"{}\"", lost.address);
+                self.lab.log_lines_with("dnsflow.log", &address)
+            });
             format!(
-                "the machine stood still for {:?}\n{}",
+                "the machine stood still for {:?}\n{}\nof the lost packets:\n{}",
                 standstill.longest(),
-                self.log()
+                self.log(),
+                of_lost.collect::<Vec<_>>().join("\n")
             )
         };
         cost.check(&bound, self.lab.switch_stood_still(logged), log);
@@ -909,6 +925,16 @@ fn cost(what: &str, seen: &Seen, account: Account, windows: &Windows, flows_dele
         let is_lost = matches!(visit.outcome, Outcome::Later | Outcome::Never);
         is_lost && !twin_lost(visit) && !in_gap(visit)
     });
+    let end = windows.gap.map_or(windows.over, |(_, to)| to);
+    let since_end = |at: Instant| match at.checked_duration_since(end) {
+        Some(behind) => behind.as_millis().cast_signed(),
+        None => -(end.duration_since(at).as_millis().cast_signed()),
+    };
+    let first_packets = first_packets.map(|visit| Lost {
+        address: visit.address,
+        asked_ms: since_end(visit.asked),
+        ended_ms: since_end(visit.ended),
+    });
     let well = seen.well_since(windows.over).unwrap_or(windows.over);
     // The first question after the end comes up to a pause later.
     let bad = |visit: &&Visit| visit.outcome != Outcome::First && visit.asked >= windows.over;
@@ -926,7 +952,7 @@ fn cost(what: &str, seen: &Seen, account: Account, windows: &Windows, flows_dele
         of_one_name: Losses::of(&of_one_name),
         of_twin: Losses::of(&of_twin),
         answers: unexplained_answers(&visits).max(unexplained_answers(&of_one_name)),
-        first_packets: first_packets.count(),
+        first_packets: first_packets.collect(),
         account,
         stall: stalls.map(|(_, stall)| *stall).max().unwrap_or_default(),
         broken: seen.broken.load(Relaxed),
@@ -944,14 +970,21 @@ impl Cost {
             flows: _,
             breaks,
         } = *bound;
-        let told = || format!("{self}\nmay cost {bound:?}, {:?}\n{}", self.account, log());
+        let told = || {
+            format!(
+                "{self}\nmay cost {bound:?}, {:?}\nfirst packets: {:?}\n{}",
+                self.account,
+                self.first_packets,
+                log()
+            )
+        };
         let is_named = self.trespasses > 0
             || self.account.lost > of_gone
             || self.flows_deleted
             || (self.broken && !breaks);
         assert!(!is_named, "{}", told());
         let gave_up = usize::try_from(self.account.gave_up()).expect("few");
-        if self.answers > answers || self.first_packets > gave_up {
+        if self.answers > answers || self.first_packets.len() > gave_up {
             unexplained_beside(switch_stood, told());
         }
     }
