@@ -430,6 +430,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         addresses_opened_by_kernel,
         answers_dry_run,
         answers_opening,
+        addresses_ended,
         addresses_evicted,
         addresses_refused,
         names_dropped,
@@ -540,6 +541,11 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
             "addresses_opened_by_kernel",
             "Addresses opened by the kernel without the agent.",
             addresses_opened_by_kernel,
+        ),
+        Family::counter(
+            "addresses_ended",
+            "Addresses whose time is over, and whose established connections go on.",
+            addresses_ended,
         ),
         Family::counter(
             "answers_unmentioned",

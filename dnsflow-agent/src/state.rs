@@ -34,7 +34,7 @@ const UNUSABLE: &str = "journal.unusable";
 /// What there is in the directory.
 const FILES: &[&str] = &[FILE, UNUSABLE];
 /// The form of the file.
-const FORM: &str = "dnsflow journal 2";
+const FORM: &str = "dnsflow journal 3";
 /// No file of the agent's is larger: what lives on a full node, with the longest names, takes 80 MB.
 const SIZE_MAX: u64 = 256 << 20;
 /// A file is written anew when it has twice the size of what lived when it was begun, and so much more.

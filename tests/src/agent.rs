@@ -219,12 +219,14 @@ impl Lab {
             .collect()
     }
 
-    /// The destinations to which packets from an address get the tag of a group whose flows are there.
+    /// The destinations to which packets from an address get the tag of a group whose flows are there, also those of new
+    /// connections.
     pub fn led_to(flows: &[String], source: Ipv4Addr) -> Vec<Ipv4Addr> {
         let tags: BTreeSet<u32> = flows.iter().filter_map(|flow| tag_matched(flow)).collect();
         let source = format!("nw_src={source},");
         let of_source = flows.iter().filter(|flow| flow.contains(&source));
         let leading = of_source
+            .filter(|flow| !flow.contains("+est"))
             .filter(|flow| given(flow).is_some_and(|given| tags.iter().any(|tag| given.is(*tag))));
         let words = leading.flat_map(|flow| flow.split([',', ' ']));
         words

@@ -263,7 +263,7 @@ pub struct AgentOptions {
     )]
     pub max_ttl: Duration,
 
-    /// The time without a packet after which an address past its TTL goes
+    /// The time without a packet after which an address past its TTL closes for new connections
     #[arg(
         long,
         value_name = "TIME",

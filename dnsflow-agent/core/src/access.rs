@@ -583,10 +583,13 @@ impl Access<'_> {
             let denies = |name: &DomainName| sets.iter().any(|set| set.denies(name));
             let cache = &mut *self.cache;
             let may_end_earlier = cache.deny_names(port_id, address, denies, released);
+            cache.drop_ended((port_id, address), |name| is_matched(&sets, name), now);
             let Some(entry) = cache.entry(port_id, address) else {
                 continue;
             };
             let before = batch.len();
+            // Established connections go on behind it.
+            let ends = entry.has_ended() && entry.installed.is_open();
             let enforced = match facts {
                 Some(facts) => {
                     let patterns = patterns_of(&sets, entry, address);
@@ -604,10 +607,9 @@ impl Access<'_> {
             }
             if batch.adds_since(before) {
                 batch.is_for(&port.row, address);
-                opens = true;
             }
             // A mark may open the address without a change of flows.
-            opens |= enforced.added > 0;
+            opens |= !ends && (batch.adds_since(before) || enforced.added > 0);
         }
         if opens {
             batch.end_gap();
@@ -666,8 +668,10 @@ impl Access<'_> {
         now + self.cache.limits().idle_grace
     }
 
-    /// Decides over the entries that are due. To be called when their use is known.
-    pub(crate) fn decide_undecided(&mut self, batch: &mut Batch) {
+    /// Decides over the entries that are due. To be called when their use is known. Returns for how many of them only
+    /// established connections go on.
+    pub(crate) fn decide_undecided(&mut self, batch: &mut Batch) -> usize {
+        let mut ended = 0;
         let mut undecided: BTreeMap<PortId, Vec<IpAddr>> = BTreeMap::new();
         for (port, address) in self.cache.take_undecided() {
             undecided.entry(port).or_default().push(address);
@@ -677,15 +681,14 @@ impl Access<'_> {
                 continue;
             };
             let sets = self.policy.sets(&port.row);
-            let is_matched = |name: &DomainName| {
-                let mut sets = sets.iter();
-                sets.any(|set| set.matching_indices(name).next().is_some())
-            };
+            let is_matched = |name: &DomainName| is_matched(&sets, name);
             for address in &addresses {
-                self.cache.decide(port_id, *address, is_matched, batch);
+                let has_ended = self.cache.decide(port_id, *address, is_matched, batch);
+                ended += usize::from(has_ended);
             }
             self.replan_entries(port_id, addresses, batch);
         }
+        ended
     }
 
     /// The kernel has refused the mark of an address: the address gets its tag by flows.
@@ -798,7 +801,7 @@ impl Access<'_> {
     /// Who has the flows that a flow would be one of.
     pub(crate) fn holder_of(&mut self, key: &FlowKey) -> Option<Holder> {
         match key.matches.ends {
-            Ends::Addresses(addresses) => {
+            Ends::Addresses(addresses) | Ends::Established(addresses) => {
                 let port = self.plans.port_of(key, self.ports, self.policy)?;
                 Some(Holder::Entry(port, addresses.dst()))
             }
@@ -1000,6 +1003,12 @@ fn facts_to_install<'a>(
 ) -> Option<PortFacts<'a>> {
     let facts = policy.facts_to_install(port, &ports.get(port)?.row, sets)?;
     groups.knows(port).then_some(facts)
+}
+
+/// Whether a rule matches a name.
+fn is_matched(sets: &[&RuleSet], name: &DomainName) -> bool {
+    let mut sets = sets.iter();
+    sets.any(|set| set.matching_indices(name).next().is_some())
 }
 
 /// The patterns of an entry's names; `None` if no rule matches one.

@@ -267,6 +267,7 @@ impl Cache {
             until: at + ttl.max(min_ttl).min(max_ttl.max(min_ttl)),
             deny_until: at + deny_ttl,
             is_denied: false,
+            is_ended: false,
             origin: Origin::Answer,
             server: None,
         }
@@ -283,7 +284,13 @@ impl Cache {
         let told = learning.resolution;
         let key = (told.port, told.address);
         let mut learned = Learned::default();
+        let has_ended = !told.term.is_ended && self.has_ended(told.port, told.address);
         if !self.ports.contains(told.port) || self.prolong(told.name, &mut learning) {
+            if has_ended {
+                // The name ends earlier than the connections would have.
+                learned.is_news = true;
+                self.look_in_time(told.port, told.address);
+            }
             return learned;
         }
         let at_address = self.at_address(&learning);
@@ -348,7 +355,10 @@ impl Cache {
         let half_of_name = self.limits.addresses_per_name_max / 2;
         let half_of_port = self.limits.addresses_per_port_max / 2;
         let (is_new, of_name) = self.ports.change(told.port, |port| {
-            let (is_new, of_name) = port.entries.add(told);
+            let (is_new, mut of_name) = port.entries.add(told);
+            if of_name > half_of_name && port.entries.sizes().ended > 0 {
+                of_name = port.entries.counting_of_name(told.name);
+            }
             // A limit that is far away is reported again when it is reached.
             let is_name_near = of_name > half_of_name;
             let is_port_near = port.entries.len() > half_of_port;

@@ -819,7 +819,7 @@ impl Engine {
                 self.out.counters.addresses_opened_by_kernel += 1;
             } else if let Some(told) = told.filter(|_| is_known)
                 && entry.is_some_and(|entry| {
-                    !entry.installed.is_empty() && !entry.is_refused && !entry.is_front
+                    entry.installed.is_open() && !entry.is_refused && !entry.is_front
                 })
             {
                 // Its flows may be under way. The next reading of the marks removes this one.

@@ -12,7 +12,7 @@ use std::{net::IpAddr, time::Duration};
 use crate::{
     Timestamp,
     io::input::{BatchId, MarkChange, MarkFound},
-    policy::plan::{Patterns, Plan},
+    policy::plan::{Patterns, Plan, TagFlows},
     values::{flow::Tag, ids::PortId, limits::COUNTERS_DELAY_MAX},
 };
 
@@ -47,6 +47,8 @@ pub(crate) struct Kept {
 pub(crate) struct Tagged {
     tag: Tag,
     flows: Flows,
+    /// Whether only packets of established connections get it.
+    has_ended: bool,
     /// Whether the kernel may have a mark for the address. The flows decide before the mark. The next reading of the marks
     /// removes it, or the flows if it stands for the tag.
     may_be_marked: bool,
@@ -126,6 +128,8 @@ pub(crate) struct Place {
     /// Whether a load balancer leads to the address: it gets its tag by flows, too. If it has a mark, that stays for now
     /// ([`Cache::compared`](crate::cache::Cache::compared)).
     pub(crate) is_backend: bool,
+    /// Whether only established connections to the address pass. No mark says that.
+    pub(crate) has_ended: bool,
 }
 
 impl Installed {
@@ -146,6 +150,15 @@ impl Installed {
     /// Whether its packets get no tag.
     pub(crate) fn is_empty(&self) -> bool {
         self.tag().is_none()
+    }
+
+    /// Whether new connections get the tag, too.
+    pub(crate) fn is_open(&self) -> bool {
+        match self {
+            Self::Untagged | Self::BeforeComparison(_) => false,
+            Self::ByFlows(tagged) => !tagged.has_ended,
+            Self::Marked(_) => true,
+        }
     }
 
     /// Whether the address waits for the first comparison.
@@ -289,8 +302,10 @@ impl Installed {
         if let Some(known) = known.filter(|known| *known != tag) {
             groups.release(known, (place.port, place.address), now);
         }
-        let may_be_marked =
-            groups.is_clean(place.port) && groups.mark(tag).is_some() && !place.needs_flows;
+        let may_be_marked = groups.is_clean(place.port)
+            && groups.mark(tag).is_some()
+            && !place.needs_flows
+            && !place.has_ended;
         if may_be_marked {
             groups.write_port(place.port, batch);
         }
@@ -331,6 +346,24 @@ impl Installed {
                     fit,
                 }
             }
+            // An address that had ended is open again.
+            Self::ByFlows(tagged)
+                if tagged.has_ended
+                    && may_be_marked
+                    && !place.is_backend
+                    && groups.are_tried((place.port, place.address), now)
+                    && groups.is_in_force_at(place.port, tag) =>
+            {
+                tagged.flows.close(place.address.into(), batch);
+                let mut marked = Marked::new(tag, now);
+                marked.set(place, groups, batch);
+                *self = Self::Marked(marked);
+                Enforced {
+                    added: 1,
+                    changed: true,
+                    fit,
+                }
+            }
             _ => self.give_flows((place, tag), tagging, groups, batch),
         };
         Enforced { fit, ..enforced }
@@ -345,7 +378,13 @@ impl Installed {
         batch: &mut Batch,
     ) -> Enforced {
         let Tagging { facts, planner } = tagging;
-        let plan: Plan = planner.of_tag(*facts, tag, (place.address.is_ipv6(), groups.mask()));
+        let flows = TagFlows {
+            tag,
+            is_ipv6: place.address.is_ipv6(),
+            has_ended: place.has_ended,
+            mask: groups.mask(),
+        };
+        let plan: Plan = planner.of_tag(*facts, flows);
         let (mut flows, was_marked) = match std::mem::take(self) {
             Self::Untagged => (Flows::default(), false),
             Self::BeforeComparison(kept) => (Flows::default(), kept.is_some()),
@@ -361,6 +400,7 @@ impl Installed {
         *self = Self::ByFlows(Tagged {
             tag,
             flows,
+            has_ended: place.has_ended,
             may_be_marked: stays,
         });
         enforced
@@ -456,6 +496,7 @@ impl Installed {
         };
         !place.needs_flows
             && !place.is_backend
+            && !place.has_ended
             && !tagged.flows.is_lost()
             && groups.mark(tagged.tag).is_some()
             && groups.are_tried((place.port, place.address), now)
@@ -562,7 +603,9 @@ impl Installed {
             Self::ByFlows(_) if needs_flows => false,
             // Of many addresses that a load balancer leads to, some at a time get flows.
             Self::ByFlows(tagged)
-                if is_backend && matches!(tagged.flows.written, Written::Unsent { .. }) =>
+                if is_backend
+                    && !tagged.has_ended
+                    && matches!(tagged.flows.written, Written::Unsent { .. }) =>
             {
                 let mut marked = Marked::new(tagged.tag, found.until);
                 (marked.until, marked.told) = (Some(found.until), told);
@@ -603,11 +646,12 @@ impl Installed {
 
     // Whether it is in use.
 
-    /// The priority of the entry for eviction: 0 if the address is not open, 1 if it is out of use.
+    /// The priority of the entry for eviction: 0 if the address is not open for new connections, 1 if it is out of use.
     /// `None` if the address may be in use.
     pub(crate) fn eviction_priority(&self, idle_grace: Duration, now: Timestamp) -> Option<u8> {
         match self {
             Self::Untagged | Self::BeforeComparison(_) => Some(0),
+            Self::ByFlows(tagged) if tagged.has_ended => Some(0),
             Self::ByFlows(tagged) => tagged.flows.eviction_priority(idle_grace, now),
             Self::Marked(marked) => marked.eviction_priority(idle_grace, now),
         }

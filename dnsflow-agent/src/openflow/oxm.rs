@@ -77,6 +77,8 @@ const PKT_MARK_MASKED: u32 = masked(PKT_MARK);
 const CT_STATE_MASKED: u32 = masked(header(NXM_NX, 105, 4));
 /// The connection's destination was translated (`CS_DST_NAT` in Open vSwitch's `include/openvswitch/packets.h`).
 const CT_DST_NAT: u32 = 0x80;
+/// Of a connection that is tracked, and has had a packet of either side (`CS_TRACKED`, `CS_ESTABLISHED`, likewise).
+const CT_ESTABLISHED: u32 = 0x22;
 
 // IEEE 802 numbers.
 const ETH_IPV4: u16 = 0x0800;
@@ -206,15 +208,19 @@ fn put_fields(output: &mut BytesMut, matches: &Match) {
     put_registers(output, registers);
     match ends {
         Ends::Marked { bit } => put_mark(output, Masked::new(*bit, *bit)),
-        Ends::Untranslated => {
-            output.put_u32(CT_STATE_MASKED);
-            output.put_u32(0);
-            output.put_u32(CT_DST_NAT);
-        }
+        Ends::Untranslated => put_state(output, 0, CT_DST_NAT),
+        Ends::Established(_) => put_state(output, CT_ESTABLISHED, CT_ESTABLISHED),
         Ends::Addresses(_) | Ends::Tagged { .. } | Ends::AnyTag => {}
     }
     output.put_u32(METADATA);
     output.put_u64(*metadata);
+}
+
+/// Appends these bits of the state of a connection, with their mask.
+fn put_state(output: &mut BytesMut, bits: u32, mask: u32) {
+    output.put_u32(CT_STATE_MASKED);
+    output.put_u32(bits);
+    output.put_u32(mask);
 }
 
 /// Appends the EtherType and the addresses.
@@ -224,14 +230,16 @@ fn put_network(output: &mut BytesMut, ends: Ends) {
         output.put_u16(eth_type);
     };
     match ends {
-        Ends::Addresses(Addresses::V4 { src, dst }) => {
+        Ends::Addresses(Addresses::V4 { src, dst })
+        | Ends::Established(Addresses::V4 { src, dst }) => {
             put_type(ETH_IPV4);
             output.put_u32(IPV4_SRC);
             output.put_slice(&src.octets());
             output.put_u32(IPV4_DST);
             output.put_slice(&dst.octets());
         }
-        Ends::Addresses(Addresses::V6 { src, dst }) => {
+        Ends::Addresses(Addresses::V6 { src, dst })
+        | Ends::Established(Addresses::V6 { src, dst }) => {
             put_type(ETH_IPV6);
             output.put_u32(IPV6_SRC);
             output.put_slice(&src.octets());
@@ -247,7 +255,7 @@ fn put_network(output: &mut BytesMut, ends: Ends) {
 /// Appends the tunnel key.
 fn put_tag(output: &mut BytesMut, ends: Ends) {
     let exactly = match ends {
-        Ends::Addresses(_) | Ends::Untranslated => 0,
+        Ends::Addresses(_) | Ends::Established(_) | Ends::Untranslated => 0,
         Ends::Tagged { tag, .. } => tag.bits(),
         Ends::AnyTag => return put_tag_bits(output, Tag::GUARD, Tag::GUARD),
         Ends::Marked { .. } => return,
@@ -331,7 +339,13 @@ struct Fields {
     v6: [Option<Ipv6Addr>; 2],
     tunnel: Option<Tunnel>,
     mark: Option<Masked>,
-    is_untranslated: bool,
+    state: Option<State>,
+}
+
+/// The state of a connection in a match.
+enum State {
+    Untranslated,
+    Established,
 }
 
 /// The tunnel key in a match.
@@ -376,11 +390,13 @@ impl Fields {
                 self.mark = Some(Masked::new(value, mask));
             }
             CT_STATE_MASKED => {
-                let of_destination = [[0; 4], CT_DST_NAT.to_be_bytes()].concat();
-                if value != of_destination {
-                    return None;
-                }
-                self.is_untranslated = true;
+                let (bits, mask) = value.split_first_chunk()?;
+                let mask = mask.try_into().map(u32::from_be_bytes).ok()?;
+                self.state = Some(match (u32::from_be_bytes(*bits), mask) {
+                    (0, CT_DST_NAT) => State::Untranslated,
+                    (CT_ESTABLISHED, CT_ESTABLISHED) => State::Established,
+                    _ => return None,
+                });
             }
             TCP_DST | UDP_DST | SCTP_DST => {
                 self.port = Some((header, u16::from_be_bytes(value.try_into().ok()?)));
@@ -434,16 +450,21 @@ impl Fields {
             (Some(ETH_IPV6), NO_V4, v6) => Some((true, v6.map(|one| one.map(IpAddr::V6)))),
             _ => return None,
         };
-        let ends = match (network, self.tunnel, self.mark, self.is_untranslated) {
-            (Some((_, [Some(src), Some(dst)])), Some(Tunnel::Zero), None, false) => {
-                Addresses::between(src, dst)?.into()
+        let ends = match (network, self.tunnel, self.mark, self.state) {
+            (Some((_, [Some(src), Some(dst)])), Some(Tunnel::Zero), None, state) => {
+                let addresses = Addresses::between(src, dst)?;
+                match state {
+                    None => Ends::Addresses(addresses),
+                    Some(State::Established) => Ends::Established(addresses),
+                    Some(State::Untranslated) => return None,
+                }
             }
-            (Some((is_ipv6, [None, None])), Some(Tunnel::Tag(tag)), None, false) => {
+            (Some((is_ipv6, [None, None])), Some(Tunnel::Tag(tag)), None, None) => {
                 Ends::Tagged { tag, is_ipv6 }
             }
-            (None, Some(Tunnel::Zero), None, true) => Ends::Untranslated,
-            (None, Some(Tunnel::AnyTag), None, false) => Ends::AnyTag,
-            (None, None, Some(mark), false)
+            (None, Some(Tunnel::Zero), None, Some(State::Untranslated)) => Ends::Untranslated,
+            (None, Some(Tunnel::AnyTag), None, None) => Ends::AnyTag,
+            (None, None, Some(mark), None)
                 if mark.mask().is_power_of_two() && mark.value() == mark.mask() =>
             {
                 Ends::Marked { bit: mark.mask() }

@@ -76,8 +76,10 @@ impl Shown {
     pub(super) fn count(&mut self, flows: &[InstalledFlow]) {
         for flow in flows {
             match flow.key.matches.ends {
-                Ends::Addresses(Addresses::V4 { .. }) => self.v4 += 1,
-                Ends::Addresses(Addresses::V6 { .. }) => self.v6 += 1,
+                Ends::Addresses(addresses) | Ends::Established(addresses) => match addresses {
+                    Addresses::V4 { .. } => self.v4 += 1,
+                    Addresses::V6 { .. } => self.v6 += 1,
+                },
                 Ends::Tagged { .. } => self.groups += 1,
                 Ends::Untranslated | Ends::AnyTag | Ends::Marked { .. } => {}
             }

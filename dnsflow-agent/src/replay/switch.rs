@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use dnsflow_core::{
     Command, Input,
     io::input::{CookieCount, FlowQuestion, FlowReply, FoundFlow, Looked},
-    values::flow::{Cookie, Ends, FlowChange, FlowKey, InstalledFlow},
+    values::flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
 };
 
 use super::ovn::TABLE;
@@ -126,7 +126,7 @@ impl SimulatedSwitch {
 
     fn packets(&self, key: &FlowKey) -> u64 {
         // Each address has flows of its own in a replay: no kernel marks packets.
-        let Ends::Addresses(addresses) = key.matches.ends else {
+        let Some(addresses) = key.matches.ends.addresses() else {
             return 0;
         };
         let packets = self.sent.get(&(addresses.src(), addresses.dst()));

@@ -20,13 +20,22 @@ use serde::{Deserialize, Serialize};
 enum Form<'a> {
     Port(u32, &'a str, Option<&'a str>),
     PortGone(&'a str),
-    /// Port, address, name, end, end where a rule denies the name, and whether one does.
-    Name(u32, IpAddr, &'a [u8], u64, u64, bool),
+    /// Port, address, name, end, end where a rule denies the name, and state.
+    Name(u32, IpAddr, &'a [u8], u64, u64, StateForm),
     NameGone(u32, IpAddr, &'a [u8]),
     Rules(&'a str, Option<u64>),
     Denials(u64),
     /// The bits of the tag, and the group.
     Group(u32, #[serde(borrow)] Option<GroupForm<'a>>),
+}
+
+/// The state of a name as the file has it.
+#[derive(Clone, Copy, Deserialize, Serialize)]
+enum StateForm {
+    Counts,
+    Denied,
+    Ended,
+    EndedAndDenied,
 }
 
 /// A [`SavedGroup`] as the file has it.
@@ -96,9 +105,16 @@ fn write(record: &Record, to: &mut Vec<u8>) {
                 until,
                 deny_until,
                 is_denied,
+                is_ended,
             } = term;
+            let state = match (is_denied, is_ended) {
+                (true, true) => StateForm::EndedAndDenied,
+                (true, false) => StateForm::Denied,
+                (false, true) => StateForm::Ended,
+                (false, false) => StateForm::Counts,
+            };
             let ends = (millis(*until), millis(*deny_until));
-            Form::Name(port.0, *address, name.wire(), ends.0, ends.1, *is_denied)
+            Form::Name(port.0, *address, name.wire(), ends.0, ends.1, state)
         }
         Record::NameGone {
             port,
@@ -184,14 +200,15 @@ fn of_octets(octets: &[u8]) -> Result<Record, String> {
             pod: pod.map(Into::into),
         },
         Form::PortGone(name) => Record::PortGone(name.into()),
-        Form::Name(port, address, wire, until, deny_until, is_denied) => Record::Name {
+        Form::Name(port, address, wire, until, deny_until, state) => Record::Name {
             port: PortId(port),
             address,
             name: name(wire)?,
             term: RecordedTerm {
                 until: time(until),
                 deny_until: time(deny_until),
-                is_denied,
+                is_denied: matches!(state, StateForm::Denied | StateForm::EndedAndDenied),
+                is_ended: matches!(state, StateForm::Ended | StateForm::EndedAndDenied),
             },
         },
         Form::NameGone(port, address, wire) => Record::NameGone {

@@ -48,6 +48,7 @@ fn told(host: u8, name: DomainName) -> Record {
             until: at(160),
             deny_until: at(3700),
             is_denied: host == 2,
+            is_ended: host == 3,
         },
     }
 }

@@ -353,6 +353,8 @@ fn all_forms() -> Vec<FlowKey> {
         Ends::Marked { bit: 1 << 31 },
     ];
     keys.extend(of_all_packets.map(|ends| key(46, ends)));
+    let of_connections = [Ends::Established(v4(1)), Ends::Established(v6(1))];
+    keys.extend(of_connections.map(|ends| key(46, ends)));
     for ends in [v4(1).into(), v6(1).into(), tagged(false), tagged(true)] {
         keys.push(key(46, ends));
         for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
@@ -504,6 +506,8 @@ async fn a_dump_in_shards_shows_every_flow_once() -> Result<()> {
         Ends::Marked { bit: 1 },
         tagged(false),
         tagged(true),
+        Ends::Established(v4(1)),
+        Ends::Established(v6(1)),
     ];
     // Tags end in another table.
     let others = others.map(|ends| match ends {

@@ -12,6 +12,7 @@ mod control;
 mod denied;
 mod edits;
 mod entries;
+mod established;
 mod explained;
 mod faults;
 mod first_packet;

@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
-use super::{Access, patterns_of, whose};
+use super::{Access, is_matched, patterns_of, whose};
 use crate::{
     Timestamp,
-    cache::{Cache, End, FailedConnection, FailedQuestion, Resolution},
+    cache::{Cache, End, Entry, FailedConnection, FailedQuestion, Resolution},
     dns::{Answer, Failure, FailureKind, QuestionType, Response, answers, tcp::ServerEnd},
     installed::{Batch, Expected, Fit, Flows, Tagging, Written},
     io::output::Output,
@@ -357,7 +357,9 @@ impl Access<'_> {
                 let sources = row.addresses.iter();
                 let ends = sources.filter_map(|source| Addresses::between(*source, *address));
                 let waiting: usize = ends.map(|ends| waiting(Ends::Addresses(ends))).sum();
-                row.addresses.len() + waiting
+                // A flow that opens an address takes the place of one for established connections.
+                let has_ended = entry.is_some_and(Entry::has_ended);
+                row.addresses.len() * (1 + usize::from(has_ended)) + waiting
             };
             let of_former: usize = of_former.sum();
             let planned = of_groups + of_former + addresses.iter().map(at).sum::<usize>();
@@ -438,7 +440,9 @@ impl Access<'_> {
             // hour, so that the limits of the cache bound their flows.
             let is_free = matched.is_empty() || is_denied;
             let is_unplanned = self.cache.is_unplanned(id, *address);
-            let is_known = self.cache.knows(id, *address, name);
+            // One that has ended is as one that is new.
+            let had_ended = self.cache.has_ended(id, *address);
+            let is_known = self.cache.knows(id, *address, name) && !had_ended;
             let is_over_budget =
                 !is_free && (is_unplanned || !is_known) && !self.budget.has_left(asked.asker, now);
             if is_over_budget {
@@ -480,6 +484,8 @@ impl Access<'_> {
             }
             let learned = batch.len();
             let key = (id, *address);
+            self.cache
+                .drop_ended(key, |name| is_matched(&sets, name), now);
             let Some(entry) = self.cache.entry(id, *address) else {
                 continue;
             };
@@ -487,7 +493,7 @@ impl Access<'_> {
                 self.cache.withdraw(key, batch);
                 continue;
             };
-            let may_stay = is_news && !gave_way && !is_again && !lacks_flows;
+            let may_stay = is_news && !had_ended && !gave_way && !is_again && !lacks_flows;
             if entry.names.len() > NAMES_PER_ADDRESS_MAX && may_stay {
                 // Most further names of an address with many change nothing, and each is to cost little.
                 let tag = entry.installed.tag();

@@ -494,8 +494,14 @@ impl View<'_> {
         rules.dedup();
         NameView {
             name: name.to_string(),
-            origin: term.origin,
-            ttl_left_s: term.end().since(now).as_secs(),
+            origin: match term.counts() {
+                true => term.origin,
+                false => Origin::Ended,
+            },
+            ttl_left_s: match term.counts() {
+                true => term.end().since(now).as_secs(),
+                false => 0,
+            },
             told_s: self.cache.told_since(term, now).as_secs(),
             resolver: self.resolver(term).map(|resolver| resolver.to_string()),
             rules,

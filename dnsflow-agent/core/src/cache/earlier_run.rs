@@ -124,6 +124,7 @@ impl EarlierRun {
                     rest: term.until.since(self.loaded_at),
                     deny_rest: term.deny_until.since(self.loaded_at),
                     is_denied: term.is_denied,
+                    is_ended: term.is_ended,
                 });
                 SavedEntry {
                     port: Arc::clone(&name),

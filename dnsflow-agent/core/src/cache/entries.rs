@@ -73,6 +73,8 @@ pub(super) struct Sizes {
     pub(super) names: usize,
     /// Those of them that a rule denies.
     pub(super) denied_names: usize,
+    /// Addresses to which only established connections pass.
+    pub(super) ended: usize,
     /// Flows of their own.
     pub(super) flows: usize,
 }
@@ -94,6 +96,9 @@ pub(crate) struct Entry {
     pub(super) is_backend: bool,
     /// Whether a load balancer has the address in front, likewise.
     pub(crate) is_front: bool,
+    /// Whether packets have gone there: connections may be there still, and idle, also when the flow that has counted the
+    /// packets is gone.
+    pub(super) may_have_connections: bool,
     /// Whether it has the flows of its patterns.
     pub(crate) fit: Fit,
     /// When the entry is looked at again, if ever.
@@ -172,6 +177,13 @@ impl Entries {
     pub(crate) fn of_name(&self, name: &DomainName) -> &[IpAddr] {
         let addresses = self.by_name.get(&FromEnd(name.clone()));
         addresses.map_or(&[], Addresses::as_slice)
+    }
+
+    /// How many addresses have this name, and are open for new connections.
+    pub(super) fn counting_of_name(&self, name: &DomainName) -> usize {
+        let entries = self.of_name(name).iter();
+        let entries = entries.filter_map(|address| self.get(*address));
+        entries.filter(|entry| !entry.has_ended()).count()
     }
 
     /// The addresses that have this name, or a name below it. There may be others among them.
@@ -262,7 +274,11 @@ impl Entries {
         } = resolution;
         let entry = self.entry_or_new(address);
         let is_new = entry.names.is_empty();
+        let had_ended = entry.has_ended();
+        entry.may_have_connections |= term.is_ended;
         entry.names.add(name.clone(), term, standing.get());
+        let has_ended = entry.has_ended();
+        self.sizes.count_ended(had_ended, has_ended);
         // A name of the journal is there already.
         if term.origin != Origin::Journal {
             let recorded = Some((&term).into());
@@ -288,7 +304,9 @@ impl Entries {
             return false;
         };
         let before = entry.names.denied();
+        let had_ended = entry.has_ended();
         let result = change(&mut entry.names);
+        self.sizes.count_ended(had_ended, entry.has_ended());
         self.sizes.denied_names = self.sizes.denied_names + entry.names.denied() - before;
         self.changed(address);
         result
@@ -364,6 +382,30 @@ impl Entries {
         }
     }
 
+    /// Names of an address have ended ([`Names::end`]).
+    pub(super) fn end_names(
+        &mut self,
+        address: IpAddr,
+        until: Timestamp,
+        is_one: impl Fn(&DomainName, &Term) -> bool,
+    ) {
+        let Some(entry) = self.by_address.get_mut(&address) else {
+            return;
+        };
+        let mut changed = Vec::new();
+        let had_ended = entry.has_ended();
+        entry.names.end(until, |name, term| {
+            let ends = is_one(name, term);
+            changed.extend(ends.then(|| name.clone()));
+            ends
+        });
+        entry.may_have_connections = true;
+        self.sizes.count_ended(had_ended, entry.has_ended());
+        for name in changed {
+            self.note_term(address, &name, None);
+        }
+    }
+
     /// Takes out the changes for the journal.
     pub(super) fn take_changed(&mut self) -> Vec<ChangedName> {
         std::mem::take(&mut self.changed)
@@ -371,8 +413,11 @@ impl Entries {
 
     /// Takes a name from an address.
     pub(super) fn forget_name(&mut self, address: IpAddr, name: &DomainName) {
-        let entry = self.by_address.get_mut(&address);
-        if let Some(term) = entry.and_then(|entry| entry.names.remove(name)) {
+        if let Some(entry) = self.by_address.get_mut(&address)
+            && let had_ended = entry.has_ended()
+            && let Some(term) = entry.names.remove(name)
+        {
+            self.sizes.count_ended(had_ended, entry.has_ended());
             self.sizes.names -= 1;
             self.sizes.denied_names -= usize::from(term.is_denied);
             self.changed.push((address, name.clone(), None));
@@ -411,6 +456,8 @@ impl Entries {
             return T::default();
         };
         let before = entry.installed.len();
+        // What comes in its place counts anew.
+        entry.may_have_connections |= entry.installed.usage().at.is_some();
         let result = change(entry);
         self.sizes.flows = self.sizes.flows + entry.installed.len() - before;
         result
@@ -436,6 +483,12 @@ impl Entries {
         let entry = self.by_address.swap_remove(&address)?;
         self.sizes.flows -= entry.installed.len();
         Some(*entry)
+    }
+}
+
+impl Sizes {
+    fn count_ended(&mut self, before: bool, after: bool) {
+        self.ended = self.ended + usize::from(after) - usize::from(before);
     }
 }
 
@@ -489,6 +542,11 @@ impl Entry {
         self.names.is_empty()
     }
 
+    /// Whether only established connections to the address pass: its time is over.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.names.have_ended()
+    }
+
     /// Whether the address gets its tag by flows: by a mark, the address behind a load balancer would be open or closed by
     /// the rules of the one in front of it.
     pub(crate) fn needs_flows(&self) -> bool {
@@ -509,6 +567,7 @@ impl Entry {
             until: self.ends_at() + MARK_SLACK,
             needs_flows: self.needs_flows(),
             is_backend: self.is_backend,
+            has_ended: self.has_ended(),
         }
     }
 }

@@ -8,13 +8,26 @@ use crate::{
         Cache,
         due::Look,
         ended::{End, EndedName},
-        entries::Entry,
+        entries::{Entry, names::Term},
         ports::Key,
     },
     installed::Batch,
     tools::deadline::Deadline,
-    values::{ids::PortId, name::DomainName},
+    values::{ids::PortId, limits::ENDED_STAYS, name::DomainName},
 };
+
+impl Entry {
+    /// Whether the address, which is not in use, goes on for its established connections: packets have gone there, no rule
+    /// denies it, and no name counts any more that a rule matches.
+    fn may_end(&self, now: Timestamp, is_matched: impl Fn(&DomainName) -> bool) -> bool {
+        let matched = || self.names.iter().filter(|(name, _)| is_matched(name));
+        !self.has_ended()
+            && !self.is_denied()
+            && (self.may_have_connections || self.installed.usage().at.is_some())
+            && matched().next().is_some()
+            && matched().all(|(_, term)| term.end() <= now)
+    }
+}
 
 impl Cache {
     /// When [`Cache::expire`] wants to be called.
@@ -63,25 +76,81 @@ impl Cache {
     }
 
     /// Decides over an entry that is due. A name that a rule matches (`is_matched`) stays while the address is in use.
+    /// Behind that, established connections to the address go on. Returns whether they do from now on.
     pub(crate) fn decide(
         &mut self,
         port: PortId,
         address: IpAddr,
         is_matched: impl Fn(&DomainName) -> bool,
         batch: &mut Batch,
-    ) {
+    ) -> bool {
         let now = batch.now();
-        let idle_grace = self.limits.idle_grace;
-        let entry = self.entry(port, address);
-        let used_at = entry.and_then(|entry| entry.installed.used_at());
-        let in_use_until = used_at.map(|used_at| used_at + idle_grace);
+        let Some(entry) = self.entry(port, address) else {
+            return false;
+        };
+        let used_at = entry.installed.used_at();
+        let was_used = entry.installed.usage().at.is_some();
+        let stays = match entry.has_ended() {
+            true => ENDED_STAYS,
+            false => self.limits.idle_grace,
+        };
+        let in_use_until = used_at.map(|used_at| used_at + stays);
         let in_use_until = in_use_until.filter(|until| *until > now);
+        let ends = in_use_until.is_none()
+            && entry.may_end(now, &is_matched)
+            && self.port(port).entries.sizes().ended < self.limits.ended_per_port_max()
+            && self.ports.totals().ended.total() < self.limits.ended_per_node_max();
+        if was_used && let Some(entry) = self.entry_mut(port, address) {
+            entry.may_have_connections = true;
+        }
         self.ports.change(port, |port| {
             port.entries.stay_in_use(address, now, |name| {
                 in_use_until.filter(|_| is_matched(name))
             });
+            if ends {
+                let is_over =
+                    |name: &DomainName, term: &Term| term.end() <= now && is_matched(name);
+                port.entries.end_names(address, now + ENDED_STAYS, is_over);
+            }
         });
         self.end_expired((port, address), batch);
+        ends
+    }
+
+    /// Whether only established connections to an address pass.
+    pub(crate) fn has_ended(&self, port: PortId, address: IpAddr) -> bool {
+        self.entry(port, address).is_some_and(Entry::has_ended)
+    }
+
+    /// Names that have ended go where the address has another name that counts and that a rule matches (`is_matched`): as
+    /// long as that one counts, they would count, too.
+    pub(crate) fn drop_ended(
+        &mut self,
+        (port, address): Key,
+        is_matched: impl Fn(&DomainName) -> bool,
+        at: Timestamp,
+    ) {
+        let entry = self.entry(port, address);
+        if !entry.is_some_and(|entry| entry.names.any_has_ended()) {
+            return;
+        }
+        self.ports.change(port, |port| {
+            let names = port.entries.get(address).map(|entry| &entry.names);
+            let counts = |(name, term): (&DomainName, &Term)| term.counts() && is_matched(name);
+            if !names.is_some_and(|names| names.iter().any(counts)) {
+                return;
+            }
+            for name in port.entries.forget_names(address, |_, term| !term.counts()) {
+                let why = End::Expired;
+                let ended = EndedName {
+                    address,
+                    name,
+                    at,
+                    why,
+                };
+                port.ended.push(ended);
+            }
+        });
     }
 
     /// Removes the expired names of an entry, and the entry if nothing holds it any more.

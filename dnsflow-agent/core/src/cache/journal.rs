@@ -81,13 +81,16 @@ pub struct RecordedTerm {
     pub deny_until: Timestamp,
     /// Whether a rule denies the name.
     pub is_denied: bool,
+    /// Whether the name's own time is over: it lets established connections pass, and no others.
+    pub is_ended: bool,
 }
 
 impl RecordedTerm {
     /// Whether a term is recorded as this one: each answer prolongs terms, and is not worth a record.
     pub(crate) fn is_alike(self, other: Self) -> bool {
         let slot = |time: Timestamp| time.since(Timestamp::default()).as_secs() / TERM_SLOT_S;
-        let of = |term: Self| (slot(term.until), slot(term.deny_until), term.is_denied);
+        let state = |term: Self| (term.is_denied, term.is_ended);
+        let of = |term: Self| (slot(term.until), slot(term.deny_until), state(term));
         of(self) == of(other)
     }
 }
@@ -129,6 +132,8 @@ pub struct SavedName {
     pub deny_rest: Duration,
     /// Whether a rule denies the name.
     pub is_denied: bool,
+    /// Whether its own time is over.
+    pub is_ended: bool,
 }
 
 impl SavedName {
@@ -138,6 +143,7 @@ impl SavedName {
             until: loaded_at + self.rest,
             deny_until: loaded_at + self.deny_rest,
             is_denied: self.is_denied,
+            is_ended: self.is_ended,
         }
     }
 }
@@ -226,6 +232,7 @@ impl Folding {
                     rest: term.until.since(now),
                     deny_rest: term.deny_until.since(now),
                     is_denied: term.is_denied,
+                    is_ended: term.is_ended,
                 };
                 match entries.last_mut() {
                     Some(entry) if entry.port == port && entry.address == address => {

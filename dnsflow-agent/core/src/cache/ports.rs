@@ -68,6 +68,8 @@ pub(super) struct Totals {
     pub(super) denied_names: Shares<SandboxId>,
     /// The number of all other names of each pod.
     pub(super) other_names: Shares<SandboxId>,
+    /// The number of each pod's addresses to which only established connections pass.
+    pub(super) ended: Shares<SandboxId>,
     /// The number of flows that entries have of their own.
     pub(super) flows: usize,
 }
@@ -234,6 +236,7 @@ impl Totals {
         self.denied_names
             .change(pod, before.denied_names, after.denied_names);
         self.other_names.change(pod, others(before), others(after));
+        self.ended.change(pod, before.ended, after.ended);
     }
 
     /// How many names all addresses have.

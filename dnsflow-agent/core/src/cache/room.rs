@@ -8,7 +8,10 @@ use crate::{
         Cache, Learning, Origin, Resolution, Whose,
         candidates::{Wanted, Yielding},
         ended::{End, EndedName, FailedConnection, FailedQuestion},
-        entries::{Sizes, names::AtAddress},
+        entries::{
+            Sizes,
+            names::{AtAddress, Claim},
+        },
         ports::Key,
     },
     io::{output::Output, report::Report},
@@ -25,11 +28,16 @@ impl Cache {
         let told = &learning.resolution;
         let entry = self.entry_mut(told.port, told.address);
         // An earlier run has left no more names of an address than it had.
-        let Some(entry) = entry.filter(|_| told.term.origin != Origin::Journal) else {
+        let entry = entry.filter(|_| told.term.origin != Origin::Journal);
+        let Some(entry) = entry else {
             return AtAddress::Room;
         };
         let further = || (learning.standing)(told.name, told.term.is_denied);
         let further = || told.standing.get_or_init(further);
+        // Names that have ended go where a name comes that a rule matches.
+        if entry.has_ended() && further().claim > Claim::Mentioned {
+            return AtAddress::Room;
+        }
         let names = &mut entry.names;
         names.at_address(learning.version, learning.standing, further)
     }
@@ -129,6 +137,9 @@ impl Cache {
             return self.give_way(most, Yielding::Denied, limit, learning);
         }
         let own = self.ports.sandbox(port);
+        // Nobody begins a connection there.
+        let ended = totals.ended.most();
+        let ended = ended.and_then(|most| self.ports.largest_of(most, |sizes| sizes.ended));
         let most = others.most().or(own);
         let of = |pod: Option<SandboxId>| pod.map_or(0, |pod| others.of(pod));
         let has_more = of(own) + 1 < of(most);
@@ -136,6 +147,13 @@ impl Cache {
             true => (most, Yielding::Others),
             false => (own, Yielding::Unused),
         };
+        if let Some(ended) = ended
+            && self
+                .give_way(ended, Yielding::Unused, Limit::NamesOfNode, learning)
+                .is_ok()
+        {
+            return Ok(());
+        }
         let other_names = |sizes: Sizes| sizes.names - sizes.denied_names;
         let largest = pod.and_then(|pod| self.ports.largest_of(pod, other_names));
         self.give_way(
@@ -275,8 +293,16 @@ impl Cache {
         limit: Limit,
         learning: &mut Learning<'_>,
     ) {
+        let now = learning.batch.now();
+        if self.has_ended(key.0, key.1) {
+            // The pod has to ask again in any case.
+            for name in names {
+                self.note_end(key, name, End::Expired, now);
+            }
+            return;
+        }
         for name in names {
-            self.leave_out(key, name, limit.clone(), learning.batch.now());
+            self.leave_out(key, name, limit.clone(), now);
         }
         learning.out.counters.addresses_evicted += 1;
         let entry = self.entry(key.0, key.1);

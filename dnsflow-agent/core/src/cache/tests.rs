@@ -54,6 +54,7 @@ impl Setup {
                 until: at(until),
                 deny_until: at(until),
                 is_denied: false,
+                is_ended: false,
                 origin: Origin::Answer,
                 server: None,
             },
@@ -148,6 +149,7 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
                 rest: Duration::from_secs(5),
                 deny_rest: Duration::from_secs(6),
                 is_denied: false,
+                is_ended: false,
             }],
         }],
         ..Saved::default()
@@ -163,6 +165,7 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
         until: at(12),
         deny_until: at(13),
         is_denied: false,
+        is_ended: false,
         origin: Origin::Journal,
         server: None,
     };

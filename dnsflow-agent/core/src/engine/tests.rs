@@ -11,6 +11,7 @@ mod denied;
 mod dry_run;
 mod earlier_dump;
 mod edits;
+mod ended;
 mod expiry;
 mod explain;
 mod follow;

@@ -29,6 +29,8 @@ pub struct Counters {
     pub answers_dry_run: u64,
     /// Answers that opened an address.
     pub answers_opening: u64,
+    /// Addresses whose time is over, and whose established connections go on.
+    pub addresses_ended: u64,
     /// Addresses forgotten because of the limit per port.
     pub addresses_evicted: u64,
     /// Addresses not remembered because everything within the limit is in use, or because they stand behind the

@@ -233,14 +233,27 @@ pub struct Planner {
     templates: Templates,
     /// The templates of each rule, as long as nothing has changed that they were made from.
     of_rules: HashMap<TemplateKey, SharedPlan>,
-    /// The same of the flows that give a tag, for a port and one IP version (whether it is IPv6).
-    of_tags: HashMap<(PortId, Tag, bool), SharedPlan>,
+    /// The same of the flows that give a tag, for a port.
+    of_tags: HashMap<(PortId, TagFlows), SharedPlan>,
     /// How many plans were made.
     #[cfg(test)]
     planned: usize,
     /// How many names and rules were looked at for them.
     #[cfg(test)]
     looked_at: usize,
+}
+
+/// The flows that give packets to an address their tag.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) struct TagFlows {
+    /// The tag.
+    pub(crate) tag: Tag,
+    /// The IP version of the address.
+    pub(crate) is_ipv6: bool,
+    /// Whether only packets of established connections get the tag.
+    pub(crate) has_ended: bool,
+    /// The bits of the mark that say a packet's group.
+    pub(crate) mask: Option<u32>,
 }
 
 /// A rule in a logical switch, for one address family.
@@ -306,21 +319,25 @@ impl Planner {
         self.shared(templates.collect())
     }
 
-    /// The flows that give this tag to the packets from a port to an address of this IP version. `mask` are the bits of the
-    /// mark that say a packet's group.
-    pub(crate) fn of_tag(
-        &mut self,
-        facts: PortFacts<'_>,
-        tag: Tag,
-        (is_ipv6, mask): (bool, Option<u32>),
-    ) -> Plan {
-        let key = (facts.port, tag, is_ipv6);
+    /// The flows that give a tag to the packets from a port to an address.
+    pub(crate) fn of_tag(&mut self, facts: PortFacts<'_>, flows: TagFlows) -> Plan {
+        let TagFlows {
+            tag,
+            is_ipv6,
+            has_ended,
+            mask,
+        } = flows;
+        let key = (facts.port, flows);
         if let Some(known) = self.of_tags.get(&key) {
             return known.to_vec();
         }
         let registers = at_port(facts);
         let sources = facts.addresses.iter();
         let sources = sources.filter(|src| src.is_ipv6() == is_ipv6);
+        let of_source = match has_ended {
+            true => Source::Established,
+            false => Source::Address,
+        };
         let templates = sources.flat_map(|src| {
             facts.tables().into_iter().map(|table| {
                 let mut actions = vec![
@@ -334,7 +351,7 @@ impl Planner {
                     priority: TAG_PRIORITY,
                     metadata: facts.keys.datapath.into(),
                     registers: Arc::clone(&registers),
-                    source: Source::Address(*src),
+                    source: of_source(*src),
                     transport: None,
                     denies: false,
                     body: FlowBody {

@@ -355,7 +355,11 @@ impl Switch {
                 cache.groups_mut().rest_mark((port, found.mark), now);
             }
             let stays = port.is_some_and(|port| {
-                let is_confirmed = |written| self.has_confirmed(written);
+                // What ends waits among the removals.
+                let own = access.ports.get(port).into_iter();
+                let mut own = own.flat_map(|port| &port.row.addresses);
+                let waits = own.any(|own| self.waiting_between(*own, address) > 0);
+                let is_confirmed = |written| !waits && self.has_confirmed(written);
                 let read = cache.mark_found((port, &found), reading, is_confirmed, &mut batch);
                 out.counters.marks_restored += u64::from(read == Some(ReadMark::Wrong));
                 let is_open = found.until > now;
@@ -411,7 +415,9 @@ impl Switch {
                 continue;
             }
             let (unknown, max) = match flow.key.matches.ends {
-                Ends::Addresses(_) => (&mut self.comparison.unknown, UNKNOWN_OF_ADDRESSES_MAX),
+                Ends::Addresses(_) | Ends::Established(_) => {
+                    (&mut self.comparison.unknown, UNKNOWN_OF_ADDRESSES_MAX)
+                }
                 _ => (
                     &mut self.comparison.unknown_of_groups,
                     UNKNOWN_OF_GROUPS_MAX,
@@ -515,7 +521,7 @@ impl Switch {
             access.cache.expire(&mut batch);
         }
         let before = batch.len();
-        access.decide_undecided(&mut batch);
+        out.counters.addresses_ended += access.decide_undecided(&mut batch) as u64;
         let ending = Waiting::ending(&mut batch.changes, before);
         let is_complete = self.comparison.are_marks_read && !is_cut;
         let comparison = (number, since, is_complete);

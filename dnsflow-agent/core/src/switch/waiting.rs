@@ -26,7 +26,7 @@ use crate::{
         limits::{CHANGES_UNDER_WAY_MAX, REMOVALS_WAITING_MAX},
     },
 };
-use places::{Change, Places, changes_of, ends, group_of};
+use places::{Change, Places, changes_of, ends, group_of, place_of};
 pub(super) use queues::ChangesByPort;
 use queues::{Queued, Queues};
 use removals::Removals;
@@ -183,7 +183,7 @@ impl Waiting {
         let may_wait = |change: &mut FlowChange| match change {
             FlowChange::Delete(key, cookie) => {
                 let is_of_sentinel = cookie.is_some_and(Cookie::is_of_sentinel);
-                is_one(key) && !is_of_sentinel && !added.contains(&key.matches.ends)
+                is_one(key) && !is_of_sentinel && !added.contains(&place_of(key))
             }
             FlowChange::Add(..) | FlowChange::Renew(_) => false,
         };

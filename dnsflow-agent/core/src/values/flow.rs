@@ -230,6 +230,8 @@ impl Addresses {
 pub enum Ends {
     /// Without a tag, from one address to one address. The flow gives them the tag of the address's group.
     Addresses(Addresses),
+    /// The same, where the packet is one of an established connection.
+    Established(Addresses),
     /// With this tag: to the addresses of a group.
     Tagged {
         /// The tag.
@@ -252,16 +254,18 @@ pub enum Ends {
 impl Ends {
     /// The pod's address, if the flow is for one.
     pub fn src(self) -> Option<IpAddr> {
-        match self {
-            Self::Addresses(addresses) => Some(addresses.src()),
-            Self::Tagged { .. } | Self::Untranslated | Self::AnyTag | Self::Marked { .. } => None,
-        }
+        self.addresses().map(Addresses::src)
     }
 
     /// The address that the pod was told, if the flow is for one.
     pub fn dst(self) -> Option<IpAddr> {
+        self.addresses().map(Addresses::dst)
+    }
+
+    /// Both addresses, if the flow is for two.
+    pub fn addresses(self) -> Option<Addresses> {
         match self {
-            Self::Addresses(addresses) => Some(addresses.dst()),
+            Self::Addresses(addresses) | Self::Established(addresses) => Some(addresses),
             Self::Tagged { .. } | Self::Untranslated | Self::AnyTag | Self::Marked { .. } => None,
         }
     }
@@ -295,6 +299,8 @@ impl From<IpAddr> for Target {
 pub enum Source {
     /// The pod's address: the flows give tags.
     Address(IpAddr),
+    /// The same: the flows give tags to packets of established connections.
+    Established(IpAddr),
     /// The IP version of tagged packets: the flows do what rules say.
     Tagged {
         /// Whether it is IPv6.
@@ -308,6 +314,7 @@ impl Source {
     fn of(ends: Ends) -> Self {
         match ends {
             Ends::Addresses(addresses) => Self::Address(addresses.src()),
+            Ends::Established(addresses) => Self::Established(addresses.src()),
             Ends::Tagged { is_ipv6, .. } => Self::Tagged { is_ipv6 },
             Ends::Untranslated | Ends::AnyTag | Ends::Marked { .. } => Self::Whole(ends),
         }
@@ -319,9 +326,14 @@ impl Source {
             (Self::Address(src), Target::Address(dst)) => {
                 Addresses::between(src, dst).map(Ends::Addresses)
             }
+            (Self::Established(src), Target::Address(dst)) => {
+                Addresses::between(src, dst).map(Ends::Established)
+            }
             (Self::Tagged { is_ipv6 }, Target::Tag(tag)) => Some(Ends::Tagged { tag, is_ipv6 }),
             (Self::Whole(ends), Target::Whole) => Some(ends),
-            (Self::Address(_) | Self::Tagged { .. } | Self::Whole(_), _) => None,
+            (Self::Address(_) | Self::Established(_) | Self::Tagged { .. } | Self::Whole(_), _) => {
+                None
+            }
         }
     }
 }

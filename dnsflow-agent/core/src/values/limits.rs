@@ -97,6 +97,16 @@ impl CacheLimits {
         self.names_per_node_max / 4
     }
 
+    /// Addresses of one port to which only established connections pass: with more, further ones close for all.
+    pub fn ended_per_port_max(&self) -> usize {
+        self.addresses_per_port_max / 4
+    }
+
+    /// The same of all ports of the node.
+    pub fn ended_per_node_max(&self) -> usize {
+        self.names_per_node_max / 4
+    }
+
     /// The number behind a limit of cache entries.
     pub(crate) fn of(&self, limit: &Limit) -> usize {
         match limit {
@@ -390,6 +400,10 @@ pub(crate) const NO_ROOM_MAX: usize = 64;
 pub(crate) const CLASSES_PER_PORT_MAX: usize = 256;
 /// How long the element of a class is not another one's after its end: longer than any program runs.
 pub(crate) const CLASS_RESTS: Duration = Duration::from_secs(10);
+/// How long established connections to an address go on behind its time if no packet comes: as long as Open vSwitch's
+/// userspace datapath remembers a TCP connection (`ct_dpif_netdev_tp_def` in its lib/conntrack-tp.c).
+pub(crate) const ENDED_STAYS: Duration =
+    Duration::from_secs(if cfg!(test) { 200 } else { 24 * 60 * 60 });
 /// How long the flows of a group stay that no address has: pods ask for the same names again.
 pub(crate) const GROUP_STAYS: Duration = Duration::from_secs(60);
 /// How long the number of a group is not given to another one after its end, or after the last comparison that has found

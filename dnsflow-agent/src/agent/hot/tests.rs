@@ -151,6 +151,7 @@ fn a_name_of_the_journal_ends_when_its_record_says() {
     // The file has milliseconds.
     let end = Timestamp::from_nanos((now().as_nanos() / 1_000_000 + 60_000) * 1_000_000);
     let term = RecordedTerm {
+        is_ended: false,
         until: end,
         deny_until: end,
         is_denied: false,

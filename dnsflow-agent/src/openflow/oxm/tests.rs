@@ -181,6 +181,10 @@ fn any_match() -> impl Strategy<Value = Match> {
     let of_version = prop_oneof![
         any::<(Ipv4Addr, Ipv4Addr)>().prop_map(|(src, dst)| Addresses::V4 { src, dst }.into()),
         any::<(Ipv6Addr, Ipv6Addr)>().prop_map(|(src, dst)| Addresses::V6 { src, dst }.into()),
+        any::<(Ipv4Addr, Ipv4Addr)>()
+            .prop_map(|(src, dst)| Ends::Established(Addresses::V4 { src, dst })),
+        any::<(Ipv6Addr, Ipv6Addr)>()
+            .prop_map(|(src, dst)| Ends::Established(Addresses::V6 { src, dst })),
         (tag, any::<bool>()).prop_map(|(tag, is_ipv6)| Ends::Tagged { tag, is_ipv6 }),
     ];
     let of_any = prop_oneof![

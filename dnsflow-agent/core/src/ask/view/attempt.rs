@@ -96,6 +96,7 @@ impl View<'_> {
         }
         let newest = self.newest(id, address, heard, now);
         let entry = self.cache.entry(id, address);
+        let entry = entry.filter(|entry| !entry.has_ended());
         let is_told = |name| entry.is_some_and(|entry| entry.names.until(name).is_some());
         let names = newest.names();
         let names = names.filter(|name| is_told(name) || self.is_unmentioned(port, name));

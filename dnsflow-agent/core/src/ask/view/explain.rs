@@ -875,8 +875,10 @@ impl View<'_> {
             Ok(firewall) => firewall,
             Err(ruling) => return Decision::without_rules(ruling),
         };
-        let flows = address.and_then(|address| self.address_flows(id, address));
-        let entry = address.and_then(|address| self.cache.entry(id, address));
+        // For a new connection, an address whose time is over is none.
+        let address_told = address.filter(|address| !self.cache.has_ended(id, *address));
+        let flows = address_told.and_then(|address| self.address_flows(id, address));
+        let entry = address_told.and_then(|address| self.cache.entry(id, address));
         let is_told = |name| entry.is_some_and(|entry| entry.names.until(name).is_some());
         // The answer for it has led here, or will say where it leads.
         let unknown = name.filter(|name| asked.is_by_name && !is_told(name));
@@ -1479,6 +1481,23 @@ impl View<'_> {
         if let Some(text) = told_refused.or(never) {
             return Untold::new(Reason::AddressRefused, text);
         }
+        let of_name = asked.map_or(&[][..], |name| self.cache.port(id).entries.of_name(name));
+        let told = to_address
+            .iter()
+            .chain(of_name.iter().filter(|_| to_address.is_none()));
+        let mut told = told.filter_map(|address| self.cache.entry(id, *address));
+        let of_connections = told.find(|entry| entry.has_ended());
+        if asked_for.is_none()
+            && let Some(name) = of_connections.and_then(|entry| entry.names.keys().next())
+        {
+            return Untold::new(
+                Reason::Expired,
+                format!(
+                    "the answer for {name} has expired: established connections go on, and for a new one the pod has to \
+                     ask again"
+                ),
+            );
+        }
         let mut ended = self.cache.port(id).ended.iter();
         let ended = ended.find(|ended| is_it(ended.address, &ended.name));
         // A query from before may be of the answer that has ended: it was lost, and the pod asked again.
@@ -1508,7 +1527,10 @@ impl View<'_> {
             };
         }
         let is_told = |other: PortId| match (to_address, asked) {
-            (Some(address), _) => self.cache.entry(other, address).is_some(),
+            (Some(address), _) => {
+                let entry = self.cache.entry(other, address);
+                entry.is_some_and(|entry| !entry.has_ended())
+            }
             (None, Some(name)) => !self.cache.port(other).entries.of_name(name).is_empty(),
             (None, None) => false,
         };

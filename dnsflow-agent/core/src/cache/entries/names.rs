@@ -28,6 +28,11 @@ pub(crate) struct Term {
     pub(crate) deny_until: Timestamp,
     /// Whether a rule denies the name. Then the name is kept to its end, whatever else has to go.
     pub(crate) is_denied: bool,
+    /// Whether its time is over: it lets packets of established connections pass until then, and no others. Beside it, the
+    /// address has no name that counts and that a rule matches ([`Cache::drop_ended`]).
+    ///
+    /// [`Cache::drop_ended`]: crate::cache::Cache::drop_ended
+    pub(crate) is_ended: bool,
     /// The source of its term.
     pub(crate) origin: Origin,
     /// The server that has told it last, where that is known.
@@ -47,6 +52,8 @@ pub enum Origin {
     Journal,
     /// The address is in use: the TTL is over.
     InUse,
+    /// The TTL is over, and the address was not in use: established connections go on.
+    Ended,
 }
 
 impl Term {
@@ -56,11 +63,13 @@ impl Term {
             until,
             deny_until,
             is_denied,
+            is_ended,
         } = recorded;
         Self {
             until,
             deny_until,
             is_denied,
+            is_ended,
             origin,
             server: None,
         }
@@ -74,9 +83,17 @@ impl Term {
         }
     }
 
-    /// Notes that a rule denies the name.
+    /// Notes that a rule denies the name. One that has ended is not open again when no rule denies it any more.
     pub(crate) fn deny(&mut self) {
         self.is_denied = true;
+        if self.is_ended {
+            self.until = Timestamp::default();
+        }
+    }
+
+    /// Whether the name counts for new connections: it is denied, or allowed and its time is not over.
+    pub(crate) fn counts(&self) -> bool {
+        self.is_denied || !self.is_ended
     }
 
     /// Notes that no rule denies the name any more. The name counts until this time at least, and no longer than
@@ -87,6 +104,9 @@ impl Term {
     }
 
     fn prolong(&mut self, other: Self) {
+        if self.is_ended && !other.is_ended {
+            (self.until, self.is_ended) = (Timestamp::default(), false);
+        }
         self.origin = other.origin;
         self.server = other.server.or(self.server);
         self.until = self.until.max(other.until);
@@ -101,6 +121,7 @@ impl From<&Term> for RecordedTerm {
             until: term.until,
             deny_until: term.deny_until,
             is_denied: term.is_denied,
+            is_ended: term.is_ended,
         }
     }
 }
@@ -111,6 +132,8 @@ impl From<&Term> for RecordedTerm {
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     terms: SmallVec<[(DomainName, Term); 1]>,
+    /// Whether one has ended.
+    has_ended: bool,
     /// What is known of them together, if there are several.
     several: Option<Box<Several>>,
     /// How many names were looked at for further ones.
@@ -223,11 +246,21 @@ impl Names {
         term.prolong(other);
         let term = *term;
         self.changed(before, term);
+        self.look_for_ended();
     }
 
-    /// A name has another term, which ends no earlier.
+    fn look_for_ended(&mut self) {
+        if self.has_ended {
+            self.has_ended = self.terms.iter().any(|(_, term)| term.is_ended);
+        }
+    }
+
+    /// A name has another term, which ends no earlier, unless the name had ended.
     fn changed(&mut self, before: Term, term: Term) {
-        let last_end = self.last_end().max(Some(term.end()));
+        let last_end = match before.is_ended {
+            true => None,
+            false => self.last_end().max(Some(term.end())),
+        };
         if let Some(several) = &mut self.several {
             several.denied -= usize::from(before.is_denied);
             several.denied += usize::from(term.is_denied);
@@ -246,6 +279,7 @@ impl Names {
     /// Sets the term of a name, and adds the name if it is new.
     pub(super) fn insert(&mut self, name: DomainName, term: Term) {
         let denied = self.denied() + usize::from(term.is_denied);
+        self.has_ended |= term.is_ended;
         match self.place(&name) {
             Ok(at) => {
                 let before = std::mem::replace(&mut self.terms[at].1, term);
@@ -283,6 +317,7 @@ impl Names {
     pub(super) fn remove(&mut self, name: &DomainName) -> Option<Term> {
         let at = self.place(name).ok()?;
         let (_, term) = self.terms.remove(at);
+        self.look_for_ended();
         self.several = self.several.take().filter(|_| self.terms.len() > 1);
         if let Some(several) = &mut self.several {
             several.denied -= usize::from(term.is_denied);
@@ -303,6 +338,7 @@ impl Names {
         term.prolong(before);
         self.terms[at].1 = term;
         self.changed(before, term);
+        self.look_for_ended();
         true
     }
 
@@ -317,6 +353,7 @@ impl Names {
     ) -> bool {
         let before = self.denied();
         let (mut released_count, mut denied_count) = (0, 0);
+        let mut goes_on = false;
         for (name, term) in &mut self.terms {
             match (term.is_denied, is_denied(name, term)) {
                 (true, false) => {
@@ -324,6 +361,7 @@ impl Names {
                     released_count += 1;
                 }
                 (false, true) => {
+                    goes_on |= term.is_ended;
                     term.deny();
                     denied_count += 1;
                 }
@@ -333,8 +371,9 @@ impl Names {
         }
         if released_count + denied_count > 0 {
             self.forget_known(before + denied_count - released_count);
+            self.look_for_ended();
         }
-        released_count > 0
+        goes_on || released_count > 0
     }
 
     /// Names whose time is over stay for as long as they are in use, if `in_use` gives a time.
@@ -356,6 +395,32 @@ impl Names {
         if stays_any {
             self.forget_known(denied);
         }
+    }
+
+    /// Whether one of the names has ended.
+    pub(in crate::cache) fn any_has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Whether only established connections pass by the names.
+    pub(super) fn have_ended(&self) -> bool {
+        self.has_ended && self.denied() == 0
+    }
+
+    /// These of the names have ended, and let established connections pass until then.
+    pub(in crate::cache) fn end(
+        &mut self,
+        until: Timestamp,
+        mut is_one: impl FnMut(&DomainName, &Term) -> bool,
+    ) {
+        let denied = self.denied();
+        for (name, term) in &mut self.terms {
+            if is_one(name, term) {
+                (term.until, term.is_ended) = (until, true);
+                self.has_ended = true;
+            }
+        }
+        self.forget_known(denied);
     }
 
     // A further name at an address with as many as are kept.

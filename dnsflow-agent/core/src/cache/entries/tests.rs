@@ -11,6 +11,7 @@ impl Entries {
         let counted = Sizes {
             names: names().count(),
             denied_names: names().filter(|(_, term)| term.is_denied).count(),
+            ended: entries().filter(|entry| entry.has_ended()).count(),
             flows: entries().map(|entry| entry.installed.len()).sum(),
         };
         assert_eq!(self.sizes(), counted);

@@ -21,6 +21,7 @@ fn name(port: u32, host: u8, until: u64) -> Record {
             until: at(until),
             deny_until: at(until + 1),
             is_denied: false,
+            is_ended: false,
         },
     }
 }
@@ -127,12 +128,17 @@ fn a_term_is_alike_within_its_slot() {
         until: at(until),
         deny_until: at(deny_until),
         is_denied,
+        is_ended: false,
     };
     let first = term(32, 320, false);
     assert!(first.is_alike(term(47, 335, false)));
     assert!(!first.is_alike(term(48, 335, false)));
     assert!(!first.is_alike(term(47, 336, false)));
     assert!(!first.is_alike(term(32, 320, true)));
+    assert!(!first.is_alike(RecordedTerm {
+        is_ended: true,
+        ..first
+    }));
 }
 
 /// The kernel follows an edit behind the comparison after the next: the next one may have begun before the edit.
@@ -171,6 +177,7 @@ fn the_names_of_an_address_begin_anew_behind_one_that_has_gone() {
         until: at(160),
         deny_until: at(160),
         is_denied: false,
+        is_ended: false,
     };
     let given = |place: &mut Place, hosts: &[u8]| {
         let at = |index: usize| {

@@ -31,7 +31,7 @@ fn an_address_in_use_stays() {
         assert_eq!(node.own(), 1);
     }
     node.pass(2 * IDLE_GRACE + 2 * COMPARE_INTERVAL);
-    assert_eq!(node.own(), 0);
+    assert_eq!(node.open(), []);
 }
 
 #[test]

@@ -308,9 +308,22 @@ pub(super) fn answer_other(node: &mut Node, name: &str, address: [u8; 4]) {
     node.frame(ifindex, &bytes);
 }
 
-/// What becomes of a packet of pod p1 to a port of TCP at an address.
+/// What becomes of a packet of pod p1 to a port of TCP at an address: of the first one of a connection.
 pub(super) fn packet_of_p1(node: &Node, address: [u8; 4], port: u16) -> Verdict {
+    p1_to(node, address, port).follow(node)
+}
+
+/// The same of a packet of an established connection.
+pub(super) fn established_of_p1(node: &Node, address: [u8; 4], port: u16) -> Verdict {
     let packet = Packet {
+        is_established: true,
+        ..p1_to(node, address, port)
+    };
+    packet.follow(node)
+}
+
+fn p1_to(node: &Node, address: [u8; 4], port: u16) -> Packet {
+    Packet {
         ifindex: ifindex_of(node.pods["ns1_p1"]),
         port: 5,
         src: [10, 244, 0, 5].into(),
@@ -320,8 +333,8 @@ pub(super) fn packet_of_p1(node: &Node, address: [u8; 4], port: u16) -> Verdict 
             port: Some(port),
         },
         is_translated: false,
-    };
-    packet.follow(node)
+        is_established: false,
+    }
 }
 
 impl World {
@@ -564,6 +577,7 @@ impl World {
                 port: Some(port),
             },
             is_translated,
+            is_established: false,
         }
     }
 

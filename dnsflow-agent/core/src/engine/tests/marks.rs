@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use super::{backends, limits::many, restart::after_restart_with, starts, *};
 use crate::{
     io::input::MarkChange,
-    values::limits::{GROUP_STAYS, MARK_SLACK, MARKS_REFUSED},
+    values::limits::{ENDED_STAYS, GROUP_STAYS, MARK_SLACK, MARKS_REFUSED},
 };
 
 pub(super) const MASK: u32 = 0xffe0_0000;
@@ -206,7 +206,8 @@ fn an_address_in_use_stays_and_an_idle_one_goes() {
     node.pass(Duration::from_secs(180));
     assert!(node.destinations().is_empty());
     assert!(node.marks.is_empty(), "{:?}", node.marks);
-    node.pass(GROUP_STAYS + 2 * COMPARE_INTERVAL);
+    assert_eq!(node.own(), 1, "for established connections");
+    node.pass(ENDED_STAYS + GROUP_STAYS + 2 * COMPARE_INTERVAL);
     assert_eq!(node.of_rules().count(), 0);
     assert_eq!(node.switch.len(), fixed);
 }

@@ -152,7 +152,7 @@ impl Places {
 
     /// The change of this flow.
     pub(super) fn change_of(&self, key: &FlowKey) -> Option<&FlowChange> {
-        let changes = &self.0.get(&key.matches.ends)?.changes;
+        let changes = &self.0.get(&place_of(key))?.changes;
         let at = changes.binary_search_by(|change| change.change.key().cmp(&Some(key)));
         Some(&changes[at.ok()?].change)
     }
@@ -217,5 +217,14 @@ pub(super) fn group_of(change: &FlowChange) -> Option<Ends> {
 
 /// Whose packets the flow of a change is for, and where they go; `None` for a change of many flows.
 pub(super) fn ends(change: &FlowChange) -> Option<Ends> {
-    Some(change.key()?.matches.ends)
+    change.key().map(place_of)
+}
+
+/// Between which ends changes of a flow wait. One for established connections takes the place of one for all packets, and
+/// the reverse.
+pub(super) fn place_of(key: &FlowKey) -> Ends {
+    match key.matches.ends {
+        Ends::Established(addresses) => Ends::Addresses(addresses),
+        ends => ends,
+    }
 }

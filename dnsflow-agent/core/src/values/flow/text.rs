@@ -56,12 +56,15 @@ fn write_match(text: &mut String, matches: &Match) {
     // ovs-ofctl writes these before the protocol.
     let _ = match ends {
         Ends::Untranslated => write!(text, ",ct_state=-dnat"),
+        Ends::Established(_) => write!(text, ",ct_state=+est+trk"),
         Ends::Marked { bit } => write!(text, ",pkt_mark={bit:#x}/{bit:#x}"),
         Ends::Addresses(_) | Ends::Tagged { .. } | Ends::AnyTag => Ok(()),
     };
     let protocol = transport.map(|transport| transport.protocol);
     let is_ipv6 = match ends {
-        Ends::Addresses(addresses) => Some(addresses.src().is_ipv6()),
+        Ends::Addresses(addresses) | Ends::Established(addresses) => {
+            Some(addresses.src().is_ipv6())
+        }
         Ends::Tagged { is_ipv6, .. } => Some(*is_ipv6),
         Ends::Untranslated | Ends::AnyTag | Ends::Marked { .. } => None,
     };
@@ -76,17 +79,19 @@ fn write_match(text: &mut String, matches: &Match) {
         let _ = write!(text, ",reg{register}={}", masked(*bits));
     }
     let _ = match ends {
-        Ends::Addresses(_) | Ends::Untranslated => write!(text, ",tun_id=0"),
+        Ends::Addresses(_) | Ends::Established(_) | Ends::Untranslated => {
+            write!(text, ",tun_id=0")
+        }
         Ends::Tagged { tag, .. } => write!(text, ",tun_id={:#x}", tag.bits()),
         Ends::AnyTag => write!(text, ",tun_id={0:#x}/{0:#x}", Tag::GUARD),
         Ends::Marked { .. } => Ok(()),
     };
     let _ = write!(text, ",metadata={metadata:#x}");
     let _ = match ends {
-        Ends::Addresses(Addresses::V4 { src, dst }) => write!(text, ",nw_src={src},nw_dst={dst}"),
-        Ends::Addresses(Addresses::V6 { src, dst }) => {
-            write!(text, ",ipv6_src={src},ipv6_dst={dst}")
-        }
+        Ends::Addresses(addresses) | Ends::Established(addresses) => match addresses {
+            Addresses::V4 { src, dst } => write!(text, ",nw_src={src},nw_dst={dst}"),
+            Addresses::V6 { src, dst } => write!(text, ",ipv6_src={src},ipv6_dst={dst}"),
+        },
         Ends::Tagged { .. } | Ends::Untranslated | Ends::AnyTag | Ends::Marked { .. } => Ok(()),
     };
     if let Some(port) = transport.and_then(|transport| transport.port) {

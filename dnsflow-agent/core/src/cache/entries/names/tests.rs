@@ -9,6 +9,7 @@ fn term(until: u64) -> Term {
         until: Timestamp::from_nanos(until),
         deny_until: Timestamp::from_nanos(until + 100),
         is_denied: false,
+        is_ended: false,
         origin: Origin::Answer,
         server: None,
     }
@@ -19,6 +20,8 @@ impl Names {
     pub(in crate::cache::entries) fn check(&self) {
         let denied = self.iter().filter(|(_, term)| term.is_denied);
         assert_eq!(self.denied(), denied.count());
+        let any_ended = self.iter().any(|(_, term)| term.is_ended);
+        assert_eq!(self.has_ended, any_ended);
         assert_eq!(self.several.is_some(), self.len() > 1);
         assert_eq!(self.last_end(), self.ends().max());
     }

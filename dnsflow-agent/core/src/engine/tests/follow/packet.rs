@@ -20,6 +20,8 @@ pub(super) struct Packet {
     /// Whether a load balancer has sent it to the destination, behind the program that marks. It has the mark of the
     /// address in front: that of the destination, which is the worst one.
     pub(super) is_translated: bool,
+    /// Whether it is one of a connection that has had packets of both sides.
+    pub(super) is_established: bool,
 }
 
 /// What becomes of a packet.
@@ -115,6 +117,12 @@ impl Packet {
         let has_ends = match matches.ends {
             Ends::Addresses(addresses) => {
                 fields.tunnel == 0 && addresses.src() == self.src && addresses.dst() == self.dst
+            }
+            Ends::Established(addresses) => {
+                self.is_established
+                    && fields.tunnel == 0
+                    && addresses.src() == self.src
+                    && addresses.dst() == self.dst
             }
             Ends::Tagged { tag, is_ipv6 } => {
                 fields.tunnel == tag.bits() && is_ipv6 == self.dst.is_ipv6()

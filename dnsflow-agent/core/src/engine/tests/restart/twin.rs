@@ -16,13 +16,17 @@ use proptest::{
 
 use super::super::edits::{First, WAYS, config, edit, use_all};
 use super::*;
-use crate::{cache::journal::Record, io::input::MarkChange, values::limits::TERM_SLOT_S};
+use crate::{
+    cache::journal::Record,
+    io::input::MarkChange,
+    values::limits::{ENDED_STAYS, TERM_SLOT_S},
+};
 
 const NAMES: [&str; 3] = ["a.test", "b.test", "www.a.test"];
 const PODS: [(&str, u8); 2] = [("p1", 5), ("p2", 6)];
-const TTLS: [u32; 2] = [60, 600];
-/// Longer than a name stays whose time is over and whose flow is not used.
-const FORGOTTEN: Duration = Duration::from_secs(300);
+const TTLS: [u32; 2] = [60, 1200];
+/// Longer than a name stays whose time is over and whose flow is not used, and behind that its established connections.
+const FORGOTTEN: Duration = Duration::from_secs(300 + ENDED_STAYS.as_secs());
 /// As many commands as no step has.
 const ALL_COMMANDS: usize = 30;
 
@@ -200,7 +204,8 @@ fn in_slots(node: &Node, saved: &Saved) -> BTreeSet<String> {
     let slot = |rest: Duration| (node.now + rest).as_nanos() / 1_000_000_000 / TERM_SLOT_S;
     let names = saved.entries.iter().flat_map(|entry| {
         entry.names.iter().map(move |name| {
-            let ends = (slot(name.rest), slot(name.deny_rest), name.is_denied);
+            let state = (name.is_denied, name.is_ended);
+            let ends = (slot(name.rest), slot(name.deny_rest), state);
             let SavedEntry { port, address, .. } = entry;
             let pod = &saved.ports[port];
             format!("{port} {pod:?} {address} {} {ends:?}", name.name)

@@ -82,6 +82,15 @@ fn tags_and_marks_are_written_as_ovs_ofctl_writes_them() {
     }
     let untranslated = written(",ct_state=-dnat", "", ",tun_id=0");
     assert_eq!(of(Ends::Untranslated), untranslated);
+    let established = Addresses::V4 {
+        src: [10, 244, 0, 5].into(),
+        dst: [203, 0, 113, 1].into(),
+    };
+    let with_addresses = written(",ct_state=+est+trk", ",ip", ",tun_id=0").replace(
+        "metadata=0x3",
+        "metadata=0x3,nw_src=10.244.0.5,nw_dst=203.0.113.1",
+    );
+    assert_eq!(of(Ends::Established(established)), with_addresses);
     let any_tag = written("", "", ",tun_id=0x800000/0x800000");
     assert_eq!(of(Ends::AnyTag), any_tag);
     let marked = written(",pkt_mark=0x200000/0x200000", "", "");
