@@ -165,16 +165,6 @@ pub(super) fn recorded_flows() -> Vec<(FlowKey, FlowBody)> {
             Match {
                 metadata: 3,
                 registers: registers(&[(14, 5, all)]),
-                ends: Ends::Established(v6),
-                transport: None,
-            },
-            vec![Action::SetTunnel(Tag::new(1, 7).bits()), next.clone()],
-        ),
-        (
-            0,
-            Match {
-                metadata: 3,
-                registers: registers(&[(14, 5, all)]),
                 ends: Ends::Untranslated,
                 transport: None,
             },
