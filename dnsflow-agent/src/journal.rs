@@ -120,6 +120,7 @@ fn owner(report: &Report) -> Owner {
     match report {
         Report::Opened { port, .. }
         | Report::WouldOpen { port, .. }
+        | Report::Closed { port, .. }
         | Report::AddressRefused { port, .. }
         | Report::LimitReached { port, .. }
         | Report::PortNotTrusted { port, .. }
@@ -272,6 +273,20 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
                 ..of_port(Kind::Denied, &denied.port)
             }
         }
+        Report::Closed {
+            namespace: _,
+            port,
+            name,
+            addresses,
+            left_out,
+            rule,
+        } => Event {
+            name: name.map(|name| name.to_string()),
+            addresses,
+            rules: rule.into_iter().collect(),
+            text: closed_text(rule, left_out),
+            ..of_port(Kind::Closed, &port)
+        },
         Report::AddressRefused {
             port,
             name,
@@ -386,6 +401,15 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             text: format!("{interface}: {reason}"),
             ..of_port(Kind::NotAttached, &port)
         },
+    }
+}
+
+/// Why an edit has closed addresses.
+fn closed_text(rule: Option<u32>, left_out: usize) -> String {
+    match (rule, left_out) {
+        (None, left_out @ 1..) => format!("{left_out} more addresses in use, by the same edit"),
+        (Some(rule), _) => format!("in use, and rule {rule} denies it now"),
+        (None, 0) => "in use, and no rule allows it any more".to_owned(),
     }
 }
 

@@ -429,6 +429,7 @@ impl Replay {
         match report {
             Report::Opened { .. }
             | Report::Denied(_)
+            | Report::Closed { .. }
             | Report::AddressRefused { .. }
             | Report::LimitReached { .. }
             | Report::WouldOpen { .. }

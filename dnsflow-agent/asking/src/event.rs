@@ -16,6 +16,8 @@ pub enum Kind {
     WouldOpen,
     /// An EgressFirewall has denied a connection.
     Denied,
+    /// An edit has closed addresses that a pod has used lately.
+    Closed,
     /// An answer had an address that is never opened.
     AddressRefused,
     /// A pod has reached a limit.

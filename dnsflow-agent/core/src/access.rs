@@ -18,7 +18,7 @@ use ipnet::IpNet;
 
 use crate::{
     Timestamp,
-    cache::{Cache, Claim, Entry, Learning, Resolution, Standing, Term},
+    cache::{Cache, Claim, Closed, Entry, Learning, Resolution, Standing, Term},
     installed::{Batch, Fit, Flows, Followed, Groups, Tagging, Written},
     io::{input::MarkChange, output::Output, report::Report},
     ovn::view::TunnelKeys,
@@ -34,7 +34,7 @@ use crate::{
         firewall::{Rule, RuleAction},
         flow::{Cookie, Ends, FlowKey, Tag, Target},
         ids::PortId,
-        limits::{CHANGES_UNDER_WAY_MAX, Limit},
+        limits::{CHANGES_UNDER_WAY_MAX, Limit, USED_LATELY},
         name::DomainName,
     },
 };
@@ -167,6 +167,34 @@ impl Access<'_> {
             let limit = Limit::FlowsOfNamespace;
             let max = self.cache.limits().of(&limit);
             self.limit_reached(port, limit, max, out);
+        }
+    }
+
+    /// Reports what edits have closed that pods have used lately.
+    pub(crate) fn report_closed(&mut self, out: &mut Output) {
+        for (id, Closed { named, left_out }) in self.cache.take_closed() {
+            let row = self.ports.get(id).map(|port| &port.row);
+            // Of its rules, none may be left.
+            let namespace = row.and_then(|row| self.policy.namespace_of_names(row));
+            let Some((namespace, row)) = namespace.zip(row) else {
+                continue;
+            };
+            let rest = (left_out > 0).then_some((None, None, Vec::new(), left_out));
+            let named = named.into_iter();
+            let named = named.map(|((name, rule), addresses)| (Some(name), rule, addresses, 0));
+            for (name, rule, addresses, left_out) in named.chain(rest) {
+                out.report_of_pod(
+                    id,
+                    Report::Closed {
+                        namespace: namespace.to_owned(),
+                        port: row.iface_id.clone(),
+                        name,
+                        addresses,
+                        left_out,
+                        rule,
+                    },
+                );
+            }
         }
     }
 
@@ -457,7 +485,7 @@ impl Access<'_> {
     pub(crate) fn replan(&mut self, port: PortId, batch: &mut Batch) {
         self.forget_classes(port, batch);
         self.follow(port, &ChangedRules::All, batch);
-        self.replan_entries(port, self.cache.addresses(port), batch);
+        self.replan_edited(port, self.cache.addresses(port), batch);
     }
 
     /// Plans all entries of a port again, whose rules are as they were.
@@ -480,7 +508,7 @@ impl Access<'_> {
         };
         self.forget_classes(port, batch);
         let Some(following) = self.follow(port, changed, batch) else {
-            return self.replan_entries(port, self.cache.addresses(port), batch);
+            return self.replan_edited(port, self.cache.addresses(port), batch);
         };
         let entries = &self.cache.port(port).entries;
         let follows = |address: IpAddr| {
@@ -501,7 +529,39 @@ impl Access<'_> {
                 ChangedName::Otherwise => addresses.extend(below),
             }
         }
+        self.replan_edited(port, addresses.into_iter().collect(), batch);
+    }
+
+    /// Plans addresses again behind an edit, and notes those that were used lately and that it closes.
+    fn replan_edited(&mut self, port: PortId, addresses: Vec<IpAddr>, batch: &mut Batch) {
+        let now = batch.now();
+        let tag_of = |cache: &Cache, address| cache.entry(port, address)?.installed.tag();
+        let was_used = |address: &IpAddr| {
+            let used_at = self.cache.entry(port, *address)?.installed.usage().at?;
+            let tag = tag_of(self.cache, *address)?;
+            Some(used_at + USED_LATELY > now && self.cache.groups().let_pass(tag, now))
+        };
+        let used = addresses.iter().copied();
+        let used: Vec<IpAddr> = used.filter(|at| was_used(at) == Some(true)).collect();
         self.replan_entries(port, addresses, batch);
+        for address in used {
+            let tag = tag_of(self.cache, address);
+            if !tag.is_some_and(|tag| self.cache.groups().lets_pass(tag)) {
+                let rule = self.denying_rule(port, address);
+                self.cache.note_closed(port, address, rule);
+            }
+        }
+    }
+
+    /// The first rule that denies a name of an address.
+    fn denying_rule(&self, port: PortId, address: IpAddr) -> Option<u32> {
+        let row = &self.ports.get(port)?.row;
+        let sets = self.policy.sets(row);
+        let names = self.cache.entry(port, address)?.names.keys();
+        let matched = matched_by_any(&sets, names);
+        let rules = matched.iter().map(|(set, rule)| &sets[*set].rules()[*rule]);
+        let denying = rules.filter(|rule| rule.action == RuleAction::Deny);
+        denying.map(|rule| rule.index).min()
     }
 
     /// Brings the flows of a port and of its groups in line with the rules. Returns the groups whose addresses have nothing to

@@ -43,7 +43,7 @@ use crate::{
     policy::refused::Translation,
     values::{
         ids::{PortId, SandboxId},
-        limits::{CacheLimits, Limit, UNKNOWN_DEFERRED_MAX},
+        limits::{CLOSED_NAMED_MAX, CacheLimits, Limit, UNKNOWN_DEFERRED_MAX},
         name::DomainName,
     },
 };
@@ -71,10 +71,21 @@ pub(crate) struct Cache {
     earlier: EarlierRun,
     /// How many plans were made, for each port, whose flows have no room.
     cut: BTreeMap<PortId, usize>,
+    /// What edits have closed since it was last told, by port.
+    closed: BTreeMap<PortId, Closed>,
     /// The next reading of counters.
     reading: CounterReading,
     /// The groups of the entries.
     groups: Groups,
+}
+
+/// The addresses of a pod that were used lately, and that an edit has closed.
+#[derive(Debug, Default)]
+pub(crate) struct Closed {
+    /// By a name, and the rule that denies it now.
+    pub(crate) named: BTreeMap<(DomainName, Option<u32>), Vec<IpAddr>>,
+    /// The number of those that are not among them.
+    pub(crate) left_out: usize,
 }
 
 /// An address to be learned.
@@ -139,6 +150,7 @@ impl Cache {
             mention_unknown: BTreeMap::new(),
             earlier: EarlierRun::default(),
             cut: BTreeMap::new(),
+            closed: BTreeMap::new(),
             reading: CounterReading::default(),
             groups: Groups::new(mark_mask),
         }
@@ -178,6 +190,7 @@ impl Cache {
             }
         }
         self.groups.closed(port, batch);
+        self.closed.remove(&port);
         self.mention_unknown.remove(&port);
         self.reading.closed(port);
     }
@@ -218,6 +231,29 @@ impl Cache {
     /// Every entry.
     pub(crate) fn entries_mut(&mut self) -> impl Iterator<Item = (PortId, IpAddr, &mut Entry)> {
         self.ports.entries_mut()
+    }
+
+    // Edits.
+
+    /// An edit has closed an address that the pod has used lately. `rule` is the one that denies it now.
+    pub(crate) fn note_closed(&mut self, port: PortId, address: IpAddr, rule: Option<u32>) {
+        let entry = self.entry(port, address);
+        let Some(name) = entry.and_then(|entry| entry.names.keys().next().cloned()) else {
+            return;
+        };
+        let closed = self.closed.entry(port).or_default();
+        let has_room = closed.named.len() < CLOSED_NAMED_MAX;
+        let key = (name, rule);
+        match closed.named.get_mut(&key) {
+            Some(addresses) if addresses.len() < CLOSED_NAMED_MAX => addresses.push(address),
+            None if has_room => drop(closed.named.insert(key, vec![address])),
+            Some(_) | None => closed.left_out += 1,
+        }
+    }
+
+    /// Takes out what edits have closed, by port.
+    pub(crate) fn take_closed(&mut self) -> BTreeMap<PortId, Closed> {
+        std::mem::take(&mut self.closed)
     }
 
     /// Whether the port was told that this name leads to the address.

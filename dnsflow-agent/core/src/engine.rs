@@ -1158,6 +1158,7 @@ impl Engine {
         }
         let (mut access, switch, out) = self.access();
         access.report_cut_plans(out);
+        access.report_closed(out);
         switch.restore_lost(&mut access, out);
         access.go_in(switch.take_moved());
         if let Some(batches) = self.switch.settled() {

@@ -135,6 +135,21 @@ pub(super) fn tell(report: &Report) {
             cookie = format_args!("{cookie:#x}"),
             "a foreign flow has the same match as a flow of dnsflow: dnsflow leaves its flow out"
         ),
+        Report::Closed {
+            namespace,
+            port,
+            name,
+            addresses,
+            left_out,
+            rule,
+        } => {
+            let name = name.as_ref().map(ToString::to_string);
+            let addresses = list(addresses);
+            info!(
+                namespace,
+                port, name, addresses, left_out, rule, "an edit has closed addresses in use"
+            );
+        }
         Report::AddressRefused {
             port,
             name,

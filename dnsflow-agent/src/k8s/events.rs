@@ -172,6 +172,7 @@ impl Notice {
             Report::Ready { .. }
             | Report::Opened { .. }
             | Report::WouldOpen { .. }
+            | Report::Closed { .. }
             | Report::AddressRefused { .. }
             | Report::ClusterNetworks { .. }
             | Report::PortNotTrusted { .. }

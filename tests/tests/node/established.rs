@@ -176,6 +176,15 @@ fn connections_go_on_behind_the_time_of_their_address() {
     assert!(all_answer(&pool));
     ended();
 
+    assert!(all_answer(&pool));
+    wait_until("the agent to see that it is used", PATIENT, || {
+        let (listed, _) = lab.ask_agent(&["cache", "list"])?;
+        Ok(listed
+            .lines()
+            .last()
+            .is_some_and(|line| line.ends_with("ago")))
+    })
+    .expect("it reads the counters");
     lab.set_firewall("ns1", &[deny])
         .expect("the rows are written");
     lab.sync().expect("OVN is in step");
@@ -183,6 +192,13 @@ fn connections_go_on_behind_the_time_of_their_address() {
         Ok(tag_flows(&lab.dnsflow_flows()?) == (0, 0))
     })
     .expect("an edit closes");
+    let (told, _) = lab
+        .ask_agent(&["observe", "--event", "closed"])
+        .expect("it answers");
+    assert!(
+        told.contains(&ADDRESS.to_string()) && told.contains(NAME),
+        "{told}"
+    );
     for stream in &pool {
         assert!(!answers(stream, UNANSWERED).expect("it is sent"));
     }

@@ -200,6 +200,19 @@ struct Group {
     unused_since: Timestamp,
     /// The addresses that get their marks when the flows are in force.
     waiting: BTreeSet<(PortId, IpAddr)>,
+    /// When an edit has last taken away all that let packets pass.
+    closed_at: Option<Timestamp>,
+}
+
+impl Group {
+    /// Whether it lets some packets pass: what it lets pass comes before what it denies to all ports.
+    fn lets_pass(&self) -> bool {
+        let templates = || self.plan.iter();
+        let to_all = templates().filter(|template| template.denies && template.transport.is_none());
+        let denied = to_all.map(|template| template.priority).max();
+        let mut allowed = templates().filter(|template| !template.denies);
+        allowed.any(|template| Some(template.priority) > denied)
+    }
 }
 
 /// The scope of a port, and its own flows.
@@ -629,6 +642,7 @@ impl Groups {
             addresses: 0,
             unused_since: batch.now(),
             waiting: BTreeSet::new(),
+            closed_at: None,
         };
         self.groups.insert(tag, group);
     }
@@ -648,6 +662,17 @@ impl Groups {
                 let is_same = matches!(&group.key, Key::Patterns(own) if own == patterns);
                 is_same && !group.is_cut && !group.plan.is_empty()
             })
+    }
+
+    /// Whether a group lets some packets pass.
+    pub(crate) fn lets_pass(&self, tag: Tag) -> bool {
+        self.groups.get(&tag).is_some_and(Group::lets_pass)
+    }
+
+    /// The same before the edit of this step.
+    pub(crate) fn let_pass(&self, tag: Tag, now: Timestamp) -> bool {
+        let group = self.groups.get(&tag);
+        group.is_some_and(|group| group.lets_pass() || group.closed_at == Some(now))
     }
 
     /// The patterns of a group.
@@ -752,7 +777,11 @@ impl Groups {
         if group.addresses == 0 {
             self.scopes.count_unused(tag.scope(), flows, are_several);
         }
+        let let_pass = group.lets_pass();
         group.plan = plan;
+        if let_pass && !group.lets_pass() {
+            group.closed_at = Some(batch.now());
+        }
         if batch.adds_since(before) {
             self.lost(tag);
         }

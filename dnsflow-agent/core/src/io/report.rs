@@ -257,6 +257,21 @@ pub enum Report {
         /// The cookie of the foreign flow.
         cookie: u64,
     },
+    /// An edit has closed addresses that a pod has used lately.
+    Closed {
+        /// The namespace whose rules hold for the pod.
+        namespace: String,
+        /// The logical port of the pod.
+        port: String,
+        /// A name that leads to the addresses; without one, these are the rest of a large edit.
+        name: Option<DomainName>,
+        /// The addresses.
+        addresses: Vec<IpAddr>,
+        /// Further ones, which are not named.
+        left_out: usize,
+        /// The rule that denies them now; without one, no rule allows them any more.
+        rule: Option<u32>,
+    },
     /// An answer named an address that is never opened.
     AddressRefused {
         /// The logical port of the pod that was told.
@@ -383,6 +398,16 @@ impl Report {
             }
             Self::ResolverCovered { by, .. } => {
                 by.iter().map(|one| size_of_val(one) + one.len()).sum()
+            }
+            Self::Closed {
+                namespace,
+                port,
+                name,
+                addresses,
+                ..
+            } => {
+                let name = name.as_ref().map_or(0, |name| name.wire().len());
+                namespace.len() + port.len() + name + size_of_val(&addresses[..])
             }
             Self::AddressRefused { port, name, .. } => port.len() + name.wire().len(),
             Self::Trusting(resolvers) => resolvers.len() * size_of::<Resolver>(),

@@ -400,6 +400,10 @@ pub(crate) const NO_ROOM_MAX: usize = 64;
 pub(crate) const CLASSES_PER_PORT_MAX: usize = 256;
 /// How long the element of a class is not another one's after its end: longer than any program runs.
 pub(crate) const CLASS_RESTS: Duration = Duration::from_secs(10);
+/// An edit closes what a pod has used in this time: that is told.
+pub(crate) const USED_LATELY: Duration = Duration::from_secs(60);
+/// So many names of a pod are told that an edit closes, with so many addresses of each. Of others, the number is.
+pub(crate) const CLOSED_NAMED_MAX: usize = 8;
 /// How long established connections to an address go on behind its time if no packet comes: as long as Open vSwitch's
 /// userspace datapath remembers a TCP connection (`ct_dpif_netdev_tp_def` in its lib/conntrack-tp.c).
 pub(crate) const ENDED_STAYS: Duration =

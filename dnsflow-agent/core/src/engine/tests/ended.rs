@@ -217,3 +217,74 @@ fn a_pod_has_room_for_some() {
         assert_eq!(node.engine.counters().addresses_evicted, 0);
     }
 }
+
+/// The names that an edit has closed, with the rule that denies them now.
+fn closed(node: &mut Node, rules: &[Rule]) -> Vec<(Option<String>, usize, Option<u32>)> {
+    node.reports.clear();
+    edit(node, First::Rows, rules);
+    let reports = node.reports.iter();
+    let closed = reports.filter_map(|report| match report {
+        Report::Closed {
+            name,
+            addresses,
+            left_out,
+            rule,
+            ..
+        } => {
+            let name = name.as_ref().map(ToString::to_string);
+            Some((name, addresses.len() + left_out, *rule))
+        }
+        _ => None,
+    });
+    closed.collect()
+}
+
+#[test]
+fn an_edit_tells_of_addresses_in_use_that_it_closes() {
+    let allowed = [allow("example.com"), allow("example.org"), deny_all()];
+    let denied = [
+        deny("www.example.com"),
+        allow("example.com"),
+        allow("example.org"),
+        deny_all(),
+    ];
+    let www = Some("www.example.com".to_owned());
+    for way in WAYS {
+        for (rules, rule) in [(&denied[2..], None), (&denied[..], Some(0))] {
+            let mut node = node(way, &allowed);
+            node.answer("p1", "www.example.com", &[ADDRESS], 600);
+            node.answer("p1", "example.org", &[OTHER], 600);
+            assert_eq!(closed(&mut node, &denied[1..]), [], "nothing closes");
+            node.pass(COMPARE_INTERVAL);
+            use_all(&mut node);
+            node.pass(2 * COMPARE_INTERVAL);
+            let told = closed(&mut node, rules);
+            assert_eq!(told, [(www.clone(), 1, rule)], "{way:?}");
+            assert_eq!(closed(&mut node, rules), [], "once");
+        }
+        // Its last packet is long ago.
+        let mut node = node(way, &allowed);
+        node.answer("p1", "www.example.com", &[ADDRESS], 600);
+        node.pass(COMPARE_INTERVAL);
+        use_all(&mut node);
+        node.pass(Duration::from_secs(120));
+        assert_eq!(closed(&mut node, &denied[2..]), []);
+    }
+}
+
+/// The rest is one number for each pod.
+#[test]
+fn a_large_edit_tells_of_some_addresses() {
+    let mut node = node(None, &[allow("example.com"), deny_all()]);
+    for number in 0..40_u8 {
+        let name = format!("n{number}.example.com");
+        node.answer("p1", &name, &[[203, 0, 113, number + 1]], 600);
+    }
+    node.pass(COMPARE_INTERVAL);
+    use_all(&mut node);
+    node.pass(2 * COMPARE_INTERVAL);
+    let told = closed(&mut node, &[deny_all()]);
+    let all: usize = told.iter().map(|(_, addresses, _)| addresses).sum();
+    assert_eq!((told.len(), all), (9, 40), "{told:?}");
+    assert_eq!(told.last(), Some(&(None, 32, None)));
+}
