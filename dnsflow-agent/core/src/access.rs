@@ -31,10 +31,10 @@ use crate::{
     },
     values::{
         connection::BlockedConnection,
-        firewall::{Rule, RuleAction},
+        firewall::{Destination, Rule, RuleAction},
         flow::{Cookie, Ends, FlowKey, Tag, Target},
         ids::PortId,
-        limits::{CHANGES_UNDER_WAY_MAX, Limit, USED_LATELY},
+        limits::{CHANGES_UNDER_WAY_MAX, CLOSED_PER_EDIT_MAX, Limit, USED_LATELY},
         name::DomainName,
     },
 };
@@ -542,14 +542,39 @@ impl Access<'_> {
             Some(used_at + USED_LATELY > now && self.cache.groups().let_pass(tag, now))
         };
         let used = addresses.iter().copied();
-        let used: Vec<IpAddr> = used.filter(|at| was_used(at) == Some(true)).collect();
+        let used = used.filter(|at| was_used(at) == Some(true));
+        let used: Vec<IpAddr> = used.take(CLOSED_PER_EDIT_MAX).collect();
         self.replan_entries(port, addresses, batch);
         for address in used {
             let tag = tag_of(self.cache, address);
             if !tag.is_some_and(|tag| self.cache.groups().lets_pass(tag)) {
                 let rule = self.denying_rule(port, address);
-                self.cache.note_closed(port, address, rule);
+                if self.is_closed(port, address, rule) {
+                    self.cache.note_closed(port, address, rule);
+                }
             }
+        }
+    }
+
+    /// Whether a rule by network, or one that denies a name of the address, denies all packets to it.
+    fn is_closed(&self, port: PortId, address: IpAddr, denied_by: Option<u32>) -> bool {
+        let row = self.ports.get(port).map(|port| &port.row);
+        let Some(namespace) = row.and_then(|row| self.policy.namespace_of_names(row)) else {
+            return false;
+        };
+        // OVN may not enforce it yet.
+        let Some(firewall) = self.policy.present(namespace) else {
+            return false;
+        };
+        let before = denied_by.map_or(firewall.rules.len(), |index| index as usize);
+        let mut before = firewall.rules.iter().take(before);
+        let is_for = |rule: &&Rule| match &rule.destination {
+            Destination::Cidr(network) => network.contains(&address),
+            _ => false,
+        };
+        match before.find(is_for) {
+            Some(rule) => rule.action == RuleAction::Deny && rule.ports.is_empty(),
+            None => denied_by.is_some(),
         }
     }
 

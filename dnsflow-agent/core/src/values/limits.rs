@@ -404,6 +404,8 @@ pub(crate) const CLASS_RESTS: Duration = Duration::from_secs(10);
 pub(crate) const USED_LATELY: Duration = Duration::from_secs(60);
 /// So many names of a pod are told that an edit closes, with so many addresses of each. Of others, the number is.
 pub(crate) const CLOSED_NAMED_MAX: usize = 8;
+/// So many addresses of a pod are told or counted: each is compared with the rules by network.
+pub(crate) const CLOSED_PER_EDIT_MAX: usize = 1024;
 /// How long established connections to an address go on behind its time if no packet comes: as long as Open vSwitch's
 /// userspace datapath remembers a TCP connection (`ct_dpif_netdev_tp_def` in its lib/conntrack-tp.c).
 pub(crate) const ENDED_STAYS: Duration =

@@ -219,9 +219,13 @@ fn a_pod_has_room_for_some() {
 }
 
 /// The names that an edit has closed, with the rule that denies them now.
-fn closed(node: &mut Node, rules: &[Rule]) -> Vec<(Option<String>, usize, Option<u32>)> {
+fn closed(
+    node: &mut Node,
+    first: First,
+    rules: &[Rule],
+) -> Vec<(Option<String>, usize, Option<u32>)> {
     node.reports.clear();
-    edit(node, First::Rows, rules);
+    edit(node, first, rules);
     let reports = node.reports.iter();
     let closed = reports.filter_map(|report| match report {
         Report::Closed {
@@ -249,18 +253,34 @@ fn an_edit_tells_of_addresses_in_use_that_it_closes() {
         deny_all(),
     ];
     let www = Some("www.example.com".to_owned());
-    for way in WAYS {
+    let firsts = [First::Rows, First::Manifest].into_iter();
+    for (way, first) in firsts.flat_map(|first| WAYS.map(|way| (way, first))) {
         for (rules, rule) in [(&denied[2..], None), (&denied[..], Some(0))] {
             let mut node = node(way, &allowed);
             node.answer("p1", "www.example.com", &[ADDRESS], 600);
             node.answer("p1", "example.org", &[OTHER], 600);
-            assert_eq!(closed(&mut node, &denied[1..]), [], "nothing closes");
+            assert_eq!(closed(&mut node, first, &denied[1..]), [], "nothing closes");
             node.pass(COMPARE_INTERVAL);
             use_all(&mut node);
             node.pass(2 * COMPARE_INTERVAL);
-            let told = closed(&mut node, rules);
+            let told = closed(&mut node, first, rules);
             assert_eq!(told, [(www.clone(), 1, rule)], "{way:?}");
-            assert_eq!(closed(&mut node, rules), [], "once");
+            assert_eq!(closed(&mut node, first, rules), [], "once");
+        }
+        // Rules by network let it pass.
+        let network = Rule {
+            destination: Destination::Cidr("203.0.113.0/24".parse().expect("a network")),
+            ..allow("example.com")
+        };
+        for rules in [vec![network, deny_all()], vec![allow("example.org")]] {
+            let mut node = node(way, &allowed);
+            node.answer("p1", "www.example.com", &[ADDRESS], 600);
+            node.pass(COMPARE_INTERVAL);
+            use_all(&mut node);
+            node.pass(2 * COMPARE_INTERVAL);
+            // In the other order, the rules by network are not known yet.
+            let told = closed(&mut node, First::Manifest, &rules);
+            assert_eq!(told, [], "{rules:?}");
         }
         // Its last packet is long ago.
         let mut node = node(way, &allowed);
@@ -268,7 +288,7 @@ fn an_edit_tells_of_addresses_in_use_that_it_closes() {
         node.pass(COMPARE_INTERVAL);
         use_all(&mut node);
         node.pass(Duration::from_secs(120));
-        assert_eq!(closed(&mut node, &denied[2..]), []);
+        assert_eq!(closed(&mut node, first, &denied[2..]), []);
     }
 }
 
@@ -283,7 +303,7 @@ fn a_large_edit_tells_of_some_addresses() {
     node.pass(COMPARE_INTERVAL);
     use_all(&mut node);
     node.pass(2 * COMPARE_INTERVAL);
-    let told = closed(&mut node, &[deny_all()]);
+    let told = closed(&mut node, First::Manifest, &[deny_all()]);
     let all: usize = told.iter().map(|(_, addresses, _)| addresses).sum();
     assert_eq!((told.len(), all), (9, 40), "{told:?}");
     assert_eq!(told.last(), Some(&(None, 32, None)));
