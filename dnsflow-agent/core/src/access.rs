@@ -39,6 +39,7 @@ use crate::{
     },
 };
 
+use answer::rules;
 pub(crate) use answer::{Asked, Outcome, ReadAnswer};
 pub(crate) use classes::Classes;
 
@@ -535,10 +536,9 @@ impl Access<'_> {
     /// Plans addresses again behind an edit, and notes those that were used lately and that it closes.
     fn replan_edited(&mut self, port: PortId, addresses: Vec<IpAddr>, batch: &mut Batch) {
         let now = batch.now();
-        let tag_of = |cache: &Cache, address| cache.entry(port, address)?.installed.tag();
         let was_used = |address: &IpAddr| {
-            let used_at = self.cache.entry(port, *address)?.installed.usage().at?;
-            let tag = tag_of(self.cache, *address)?;
+            let installed = &self.cache.entry(port, *address)?.installed;
+            let (used_at, tag) = installed.usage().at.zip(installed.tag())?;
             Some(used_at + USED_LATELY > now && self.cache.groups().let_pass(tag, now))
         };
         let used = addresses.iter().copied();
@@ -546,7 +546,8 @@ impl Access<'_> {
         let used: Vec<IpAddr> = used.take(CLOSED_PER_EDIT_MAX).collect();
         self.replan_entries(port, addresses, batch);
         for address in used {
-            let tag = tag_of(self.cache, address);
+            let entry = self.cache.entry(port, address);
+            let tag = entry.and_then(|entry| entry.installed.tag());
             if !tag.is_some_and(|tag| self.cache.groups().lets_pass(tag)) {
                 let rule = self.denying_rule(port, address);
                 if self.is_closed(port, address, rule) {
@@ -584,8 +585,7 @@ impl Access<'_> {
         let sets = self.policy.sets(row);
         let names = self.cache.entry(port, address)?.names.keys();
         let matched = matched_by_any(&sets, names);
-        let rules = matched.iter().map(|(set, rule)| &sets[*set].rules()[*rule]);
-        let denying = rules.filter(|rule| rule.action == RuleAction::Deny);
+        let denying = rules(&sets, &matched).filter(|rule| rule.action == RuleAction::Deny);
         denying.map(|rule| rule.index).min()
     }
 

@@ -223,7 +223,13 @@ impl Cache {
         self.port(port).entries.get(address)
     }
 
-    /// The same, to be changed.
+    /// The same, if the address is not open for established connections alone.
+    pub(crate) fn counting_entry(&self, port: PortId, address: IpAddr) -> Option<&Entry> {
+        let entry = self.entry(port, address);
+        entry.filter(|entry| !entry.has_ended())
+    }
+
+    /// An entry, if there is one, to be changed.
     pub(crate) fn entry_mut(&mut self, port: PortId, address: IpAddr) -> Option<&mut Entry> {
         self.ports.entry_mut((port, address))
     }
@@ -231,29 +237,6 @@ impl Cache {
     /// Every entry.
     pub(crate) fn entries_mut(&mut self) -> impl Iterator<Item = (PortId, IpAddr, &mut Entry)> {
         self.ports.entries_mut()
-    }
-
-    // Edits.
-
-    /// An edit has closed an address that the pod has used lately. `rule` is the one that denies it now.
-    pub(crate) fn note_closed(&mut self, port: PortId, address: IpAddr, rule: Option<u32>) {
-        let entry = self.entry(port, address);
-        let Some(name) = entry.and_then(|entry| entry.names.keys().next().cloned()) else {
-            return;
-        };
-        let closed = self.closed.entry(port).or_default();
-        let has_room = closed.named.len() < CLOSED_NAMED_MAX;
-        let key = (name, rule);
-        match closed.named.get_mut(&key) {
-            Some(addresses) if addresses.len() < CLOSED_NAMED_MAX => addresses.push(address),
-            None if has_room => drop(closed.named.insert(key, vec![address])),
-            Some(_) | None => closed.left_out += 1,
-        }
-    }
-
-    /// Takes out what edits have closed, by port.
-    pub(crate) fn take_closed(&mut self) -> BTreeMap<PortId, Closed> {
-        std::mem::take(&mut self.closed)
     }
 
     /// Whether the port was told that this name leads to the address.
@@ -406,6 +389,29 @@ impl Cache {
         });
         let uncounted = self.reading.came(told.port, usize::from(is_new));
         of_name > half_of_name || uncounted > half_of_port
+    }
+
+    // Edits.
+
+    /// An edit has closed an address that the pod has used lately. `rule` is the one that denies it now.
+    pub(crate) fn note_closed(&mut self, port: PortId, address: IpAddr, rule: Option<u32>) {
+        let entry = self.entry(port, address);
+        let Some(name) = entry.and_then(|entry| entry.names.keys().next().cloned()) else {
+            return;
+        };
+        let closed = self.closed.entry(port).or_default();
+        let has_room = closed.named.len() < CLOSED_NAMED_MAX;
+        let key = (name, rule);
+        match closed.named.get_mut(&key) {
+            Some(addresses) if addresses.len() < CLOSED_NAMED_MAX => addresses.push(address),
+            None if has_room => drop(closed.named.insert(key, vec![address])),
+            Some(_) | None => closed.left_out += 1,
+        }
+    }
+
+    /// Takes out what edits have closed, by port.
+    pub(crate) fn take_closed(&mut self) -> BTreeMap<PortId, Closed> {
+        std::mem::take(&mut self.closed)
     }
 
     // Names before the rules are known.

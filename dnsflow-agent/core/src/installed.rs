@@ -354,10 +354,8 @@ impl Installed {
                     && groups.are_tried((place.port, place.address), now)
                     && groups.is_in_force_at(place.port, tag) =>
             {
-                tagged.flows.close(place.address.into(), batch);
-                let mut marked = Marked::new(tag, now);
-                marked.set(place, groups, batch);
-                *self = Self::Marked(marked);
+                tagged.tag = tag;
+                self.go_over(place, groups, batch);
                 Enforced {
                     added: 1,
                     changed: true,

@@ -626,7 +626,7 @@ impl Access<'_> {
 }
 
 /// The rules of a port's sets that these indices stand for.
-fn rules<'a>(
+pub(super) fn rules<'a>(
     sets: &'a [&'a RuleSet],
     matched: &'a MatchedRules,
 ) -> impl Iterator<Item = &'a ActiveRule> {

@@ -492,16 +492,14 @@ impl View<'_> {
         let mut rules: Vec<u32> = rules.map(|rule| rule.index).collect();
         rules.sort_unstable();
         rules.dedup();
+        let (origin, ttl_left_s) = match term.counts() {
+            true => (term.origin, term.end().since(now).as_secs()),
+            false => (Origin::Ended, 0),
+        };
         NameView {
             name: name.to_string(),
-            origin: match term.counts() {
-                true => term.origin,
-                false => Origin::Ended,
-            },
-            ttl_left_s: match term.counts() {
-                true => term.end().since(now).as_secs(),
-                false => 0,
-            },
+            origin,
+            ttl_left_s,
             told_s: self.cache.told_since(term, now).as_secs(),
             resolver: self.resolver(term).map(|resolver| resolver.to_string()),
             rules,

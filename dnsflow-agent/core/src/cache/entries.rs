@@ -389,18 +389,14 @@ impl Entries {
         until: Timestamp,
         is_one: impl Fn(&DomainName, &Term) -> bool,
     ) {
-        let Some(entry) = self.by_address.get_mut(&address) else {
-            return;
-        };
         let mut changed = Vec::new();
-        let had_ended = entry.has_ended();
-        entry.names.end(until, |name, term| {
-            let ends = is_one(name, term);
-            changed.extend(ends.then(|| name.clone()));
-            ends
+        self.change_terms(address, |names| {
+            names.end(until, |name, term| {
+                let ends = is_one(name, term);
+                changed.extend(ends.then(|| name.clone()));
+                ends
+            })
         });
-        entry.may_have_connections = true;
-        self.sizes.count_ended(had_ended, entry.has_ended());
         for name in changed {
             self.note_term(address, &name, None);
         }
@@ -457,7 +453,7 @@ impl Entries {
         };
         let before = entry.installed.len();
         // What comes in its place counts anew.
-        entry.may_have_connections |= entry.installed.usage().at.is_some();
+        entry.note_use();
         let result = change(entry);
         self.sizes.flows = self.sizes.flows + entry.installed.len() - before;
         result
@@ -540,6 +536,11 @@ impl Entry {
     /// Whether the entry has no name.
     pub(super) fn is_over(&self) -> bool {
         self.names.is_empty()
+    }
+
+    /// Remembers that packets have gone to the address, if they have.
+    pub(super) fn note_use(&mut self) {
+        self.may_have_connections |= self.installed.usage().at.is_some();
     }
 
     /// Whether only established connections to the address pass: its time is over.

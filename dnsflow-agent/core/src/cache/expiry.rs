@@ -23,7 +23,7 @@ impl Entry {
         let matched = || self.names.iter().filter(|(name, _)| is_matched(name));
         !self.has_ended()
             && !self.is_denied()
-            && (self.may_have_connections || self.installed.usage().at.is_some())
+            && self.may_have_connections
             && matched().next().is_some()
             && matched().all(|(_, term)| term.end() <= now)
     }
@@ -85,11 +85,13 @@ impl Cache {
         batch: &mut Batch,
     ) -> bool {
         let now = batch.now();
+        if let Some(entry) = self.entry_mut(port, address) {
+            entry.note_use();
+        }
         let Some(entry) = self.entry(port, address) else {
             return false;
         };
         let used_at = entry.installed.used_at();
-        let was_used = entry.installed.usage().at.is_some();
         let stays = match entry.has_ended() {
             true => ENDED_STAYS,
             false => self.limits.idle_grace,
@@ -100,9 +102,6 @@ impl Cache {
             && entry.may_end(now, &is_matched)
             && self.port(port).entries.sizes().ended < self.limits.ended_per_port_max()
             && self.ports.totals().ended.total() < self.limits.ended_per_node_max();
-        if was_used && let Some(entry) = self.entry_mut(port, address) {
-            entry.may_have_connections = true;
-        }
         self.ports.change(port, |port| {
             port.entries.stay_in_use(address, now, |name| {
                 in_use_until.filter(|_| is_matched(name))

@@ -356,10 +356,12 @@ impl Switch {
             }
             let stays = port.is_some_and(|port| {
                 // What ends waits among the removals.
-                let own = access.ports.get(port).into_iter();
-                let mut own = own.flat_map(|port| &port.row.addresses);
-                let waits = own.any(|own| self.waiting_between(*own, address) > 0);
-                let is_confirmed = |written| !waits && self.has_confirmed(written);
+                let waits = || {
+                    let own = access.ports.get(port).into_iter();
+                    let mut own = own.flat_map(|port| &port.row.addresses);
+                    own.any(|own| self.waiting_between(*own, address) > 0)
+                };
+                let is_confirmed = |written| self.has_confirmed(written) && !waits();
                 let read = cache.mark_found((port, &found), reading, is_confirmed, &mut batch);
                 out.counters.marks_restored += u64::from(read == Some(ReadMark::Wrong));
                 let is_open = found.until > now;

@@ -95,8 +95,7 @@ impl View<'_> {
             return Judged::NotJudged;
         }
         let newest = self.newest(id, address, heard, now);
-        let entry = self.cache.entry(id, address);
-        let entry = entry.filter(|entry| !entry.has_ended());
+        let entry = self.cache.counting_entry(id, address);
         let is_told = |name| entry.is_some_and(|entry| entry.names.until(name).is_some());
         let names = newest.names();
         let names = names.filter(|name| is_told(name) || self.is_unmentioned(port, name));

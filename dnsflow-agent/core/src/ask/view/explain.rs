@@ -876,9 +876,9 @@ impl View<'_> {
             Err(ruling) => return Decision::without_rules(ruling),
         };
         // For a new connection, an address whose time is over is none.
-        let address_told = address.filter(|address| !self.cache.has_ended(id, *address));
-        let flows = address_told.and_then(|address| self.address_flows(id, address));
-        let entry = address_told.and_then(|address| self.cache.entry(id, address));
+        let entry = address.and_then(|address| self.cache.counting_entry(id, address));
+        let flows = address.filter(|_| entry.is_some());
+        let flows = flows.and_then(|address| self.address_flows(id, address));
         let is_told = |name| entry.is_some_and(|entry| entry.names.until(name).is_some());
         // The answer for it has led here, or will say where it leads.
         let unknown = name.filter(|name| asked.is_by_name && !is_told(name));
@@ -1527,10 +1527,7 @@ impl View<'_> {
             };
         }
         let is_told = |other: PortId| match (to_address, asked) {
-            (Some(address), _) => {
-                let entry = self.cache.entry(other, address);
-                entry.is_some_and(|entry| !entry.has_ended())
-            }
+            (Some(address), _) => self.cache.counting_entry(other, address).is_some(),
             (None, Some(name)) => !self.cache.port(other).entries.of_name(name).is_empty(),
             (None, None) => false,
         };

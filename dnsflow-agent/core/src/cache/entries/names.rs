@@ -407,12 +407,12 @@ impl Names {
         self.has_ended && self.denied() == 0
     }
 
-    /// These of the names have ended, and let established connections pass until then.
+    /// These of the names have ended, and let established connections pass until then. Returns whether there are some.
     pub(in crate::cache) fn end(
         &mut self,
         until: Timestamp,
         mut is_one: impl FnMut(&DomainName, &Term) -> bool,
-    ) {
+    ) -> bool {
         let denied = self.denied();
         for (name, term) in &mut self.terms {
             if is_one(name, term) {
@@ -421,6 +421,7 @@ impl Names {
             }
         }
         self.forget_known(denied);
+        self.has_ended
     }
 
     // A further name at an address with as many as are kept.
