@@ -13,9 +13,10 @@ use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
     lab::Lab,
-    netns::NetNs,
     ovs::{Daemon, Stop},
+    pod::Pod,
     process::{PATIENT, wait_until},
+    standstill::{play, unexplained},
 };
 use rustix::net::{
     AddressFamily, SocketType, bind, connect, socket,
@@ -27,9 +28,9 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(ADDRESS), 5432);
 /// A pool of them.
 const CONNECTIONS: usize = 10;
-/// Longer than any answer of the server takes, and long enough for a repeated SYN.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
-/// No answer may come within it.
+/// What is closed stays so for this time, in which a SYN is repeated (RFC 6298, section 2.1).
+const CLOSED_FOR: Duration = Duration::from_secs(3);
+/// The same for a datagram, and for data over a connection.
 const UNANSWERED: Duration = Duration::from_millis(500);
 
 /// Sends back what comes, over TCP and UDP, until the test ends.
@@ -81,17 +82,15 @@ fn udp() -> Result<UdpSocket> {
 fn connects_from(own: SocketAddr) -> Result<bool> {
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
     set_socket_reuseaddr(&socket, true)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(ANSWERED_WITHIN))?;
+    set_socket_timeout(&socket, Timeout::Send, Some(CLOSED_FOR))?;
     bind(&socket, &own)?;
     Ok(connect(&socket, &SERVER).is_ok())
 }
 
 /// Whether a new connection can be made, and a datagram from a new port is answered.
-fn is_open(pod: &NetNs) -> Result<[bool; 2]> {
-    pod.run(|| {
-        let connected = TcpStream::connect_timeout(&SERVER, ANSWERED_WITHIN);
-        Ok([connected.is_ok(), is_answered(&udp()?, UNANSWERED)?])
-    })
+fn is_open() -> Result<[bool; 2]> {
+    let connected = TcpStream::connect_timeout(&SERVER, CLOSED_FOR);
+    Ok([connected.is_ok(), is_answered(&udp()?, UNANSWERED)?])
 }
 
 /// The flows that give a tag to packets to the address: of all packets, and of established connections.
@@ -102,16 +101,51 @@ fn tag_flows(flows: &[String]) -> (usize, usize) {
     (all.len(), established.len())
 }
 
+/// Asks for the name again and again, until what it opens is used in its time: that is short, and a machine may be slow.
+fn while_open<T: Send>(pod: &Pod<'_>, try_once: impl Fn() -> Result<Option<T>> + Sync) -> T {
+    let mut done = None;
+    wait_until("the address to be open", PATIENT, || {
+        pod.resolve(NAME)?;
+        done = pod.netns().run(&try_once)?;
+        Ok(done.is_some())
+    })
+    .expect("an answer opens it");
+    done.expect("it is done")
+}
+
+/// Some connections over TCP, and a socket of UDP, each with an answer.
+fn open_all() -> Result<Option<(Vec<TcpStream>, UdpSocket)>> {
+    let connect = |_| TcpStream::connect_timeout(&SERVER, CLOSED_FOR);
+    let pool: Result<Vec<TcpStream>, _> = (0..CONNECTIONS).map(connect).collect();
+    let (Ok(pool), datagrams) = (pool, udp()?) else {
+        return Ok(None);
+    };
+    let are_answered = all_answer(&pool)? && is_answered(&datagrams, UNANSWERED)?;
+    Ok(are_answered.then_some((pool, datagrams)))
+}
+
+/// Whether the server answers over each of these connections.
+fn all_answer(pool: &[TcpStream]) -> Result<bool> {
+    let mut answered = pool.iter().map(|stream| answers(stream, PATIENT));
+    answered.try_fold(true, |all, one| Ok(all && one?))
+}
+
 #[test]
 fn connections_go_on_behind_the_time_of_their_address() {
-    let lab = lab!("established", agent);
+    play(|| {
+        let lab = lab!("established", agent);
+        go_on(&lab);
+    });
+}
+
+fn go_on(lab: &Lab) {
     let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
     let rules = [RuleSpec::allow_name("example.com"), deny.clone()];
     lab.set_firewall("ns1", &rules)
         .expect("the rows are written");
     lab.serve_dns(&[&format!("{NAME}. 1 IN A {ADDRESS}")])
         .expect("the server starts");
-    serve(&lab);
+    serve(lab);
     let _agent = lab
         .start_agent(&["--min-ttl", "1s", "--idle-grace", "2s"])
         .expect("the agent is ready");
@@ -125,26 +159,19 @@ fn connections_go_on_behind_the_time_of_their_address() {
         })
         .unwrap_or_else(|error| panic!("{error:#}: {flows:#?}\n{}", lab.counted()));
     };
+    let go_on = |pool: &[TcpStream]| {
+        let answered = all_answer(pool).expect("they are open");
+        assert!(answered, "an open connection has died");
+    };
 
-    pod.resolve(NAME).expect("it is known");
-    let open_all = || {
-        let of_pool = |_| Ok(TcpStream::connect_timeout(&SERVER, ANSWERED_WITHIN)?);
-        let pool: Result<Vec<TcpStream>> = (0..CONNECTIONS).map(of_pool).collect();
-        let datagrams = udp()?;
-        assert!(is_answered(&datagrams, ANSWERED_WITHIN)?);
-        Ok((pool?, datagrams))
-    };
-    let (mut pool, datagrams) = netns.run(open_all).expect("it is open");
-    let all_answer = |pool: &[TcpStream]| {
-        let mut pool = pool.iter();
-        pool.all(|stream| answers(stream, ANSWERED_WITHIN).expect("it is open"))
-    };
-    assert!(all_answer(&pool));
+    let (mut pool, datagrams) = while_open(&pod, open_all);
     ended();
-
-    assert!(all_answer(&pool), "an open connection has died");
-    assert!(is_answered(&datagrams, ANSWERED_WITHIN).expect("it is sent"));
-    let open = is_open(&netns).expect("they try");
+    go_on(&pool);
+    wait_until("the server to answer over UDP", PATIENT, || {
+        is_answered(&datagrams, UNANSWERED)
+    })
+    .expect("it goes on, too");
+    let open = netns.run(is_open).expect("they try");
     assert_eq!(open, [false; 2], "new ones over TCP and UDP");
 
     // The same addresses and ports, behind a FIN.
@@ -155,7 +182,7 @@ fn connections_go_on_behind_the_time_of_their_address() {
     drop(gone);
     let again = netns.run(|| connects_from(own));
     assert!(!again.expect("it tries"), "the same ports again");
-    assert!(all_answer(&pool));
+    go_on(&pool);
 
     // OVN takes all flows away for a moment.
     lab.stop_daemon(Daemon::OvnController, Stop::Kill)
@@ -163,20 +190,14 @@ fn connections_go_on_behind_the_time_of_their_address() {
     lab.start_daemon(Daemon::OvnController).expect("it starts");
     lab.sync().expect("OVN is in step");
     ended();
-    wait_until("the connections to go on", PATIENT, || {
-        Ok(pool
-            .iter()
-            .all(|stream| answers(stream, ANSWERED_WITHIN).unwrap_or(false)))
-    })
-    .expect("they go on");
+    go_on(&pool);
 
     // An answer opens the address again.
-    pod.resolve(NAME).expect("it is known");
-    assert_eq!(is_open(&netns).expect("they try"), [true; 2]);
-    assert!(all_answer(&pool));
+    while_open(&pod, || Ok((is_open()? == [true; 2]).then_some(())));
+    go_on(&pool);
     ended();
 
-    assert!(all_answer(&pool));
+    go_on(&pool);
     wait_until("the agent to see that it is used", PATIENT, || {
         let (listed, _) = lab.ask_agent(&["cache", "list"])?;
         Ok(listed
@@ -192,14 +213,14 @@ fn connections_go_on_behind_the_time_of_their_address() {
         Ok(tag_flows(&lab.dnsflow_flows()?) == (0, 0))
     })
     .expect("an edit closes");
+    for stream in &pool {
+        assert!(!answers(stream, UNANSWERED).expect("it is sent"));
+    }
     let (told, _) = lab
         .ask_agent(&["observe", "--event", "closed"])
         .expect("it answers");
-    assert!(
-        told.contains(&ADDRESS.to_string()) && told.contains(NAME),
-        "{told}"
-    );
-    for stream in &pool {
-        assert!(!answers(stream, UNANSWERED).expect("it is sent"));
+    if !told.contains(&ADDRESS.to_string()) || !told.contains(NAME) {
+        // It may have been used more than a minute before.
+        unexplained(told);
     }
 }
